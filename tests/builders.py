@@ -244,7 +244,7 @@ def run_analysis(**changes: Any) -> RunAnalysis:
         efficiency=efficiency(timings, torch_pass(), hardware_named("h100_sxm"), Missing("no ceilings were measured")),
         torch=torch_pass(),
         telemetry=summarize_telemetry(readings, timings),
-        kernels=Missing("the run was asked for without a pass that records kernels"),
+        kernels=Missing("the run was made without a pass that records kernels"),
         overheads=overheads(timings, torch_pass(), {}),
         warnings=(),
         assumptions=("Decoding is greedy.",),

@@ -133,7 +133,7 @@ def sweep_entries(why: str = "out of memory") -> list[SweepEntry]:
             workload=replace(timings.workload, batch_size=batch, prompt_tokens=(10,) * batch),
             model=replace(timings.model, architecture=architecture, dtype="bf16", device_name="NVIDIA H200"),
         )
-        none = Missing("the run was asked for without the torch pass")
+        none = Missing("the run was made without the torch pass")
         found = efficiency(timings, none, hardware_named("h200"), Missing("none"))
         analysis = run_analysis(timings=timings, metrics=metrics(timings), efficiency=found, torch=none)
         name = f"{len(entries):03d}"

@@ -19,7 +19,7 @@ from llm_perf_opt.core.records import (
 )
 from llm_perf_opt.core.stages import Stage
 
-NO_TORCH = Missing("the run was asked for without the torch pass")
+NO_TORCH = Missing("the run was made without the torch pass")
 
 
 def figure(timings: CleanTimings, key: str) -> Distribution:

@@ -236,17 +236,17 @@ def test_a_gate_on_one_run_a_side_of_a_cpu_cannot_be_told(project: Path) -> None
     base, new = with_times(project, "base"), with_times(project, "new", 1.5)
     done = llm_perf("compare", base, new, "--gate=tpot=4%", cwd=project)
     assert done.returncode == 2
-    assert "To tell: 3 runs per side" in done.stdout
+    assert "To decide: 3 runs per side" in done.stdout
     assert "Too few runs for a verdict: other processes used this CPU during a run, or its load was not sampled" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["runs/main/1"], 2, "The new side names no run"),
-        (["runs/main/1", "runs/main/1"], 2, "stands on both sides"),
-        (["runs/main/1,runs/main/1", "runs/change/1"], 2, "stands twice"),
-        (["runs/main", "runs/change/1"], 2, "is not a run but holds"),
+        (["runs/main/1"], 2, "The new side has no run"),
+        (["runs/main/1", "runs/main/1"], 2, "is on both sides"),
+        (["runs/main/1,runs/main/1", "runs/change/1"], 2, "is given twice"),
+        (["runs/main", "runs/change/1"], 2, "is not a run but contains"),
         (["runs/main/1", "mian"], 2, "neither a run nor a baseline"),
         (["runs/nothing*", "runs/change/1"], 2, "No run matches"),
         (["runs/main/1", "runs/change/1", "--gate", "tpto=3%"], 2, "Did you mean 'tpot'?"),
@@ -271,7 +271,7 @@ def test_a_baseline_whose_run_is_gone_says_so(project: Path) -> None:
     shutil.rmtree(project / "runs" / "short-lived")
     done = llm_perf("compare", "gone", "runs/change/1", cwd=project)
     assert done.returncode == 2
-    assert "no run there any more" in done.stderr
+    assert "no longer a run" in done.stderr
     assert "(gone: " in llm_perf("baseline", "list", cwd=project).stdout
     assert llm_perf("baseline", "set", "../x", "runs/main/1", cwd=project).returncode == 2
     assert llm_perf("baseline", "remove", "gone", cwd=project).returncode == 0
@@ -283,8 +283,8 @@ def test_a_baseline_is_refused_what_a_side_is(project: Path) -> None:
     (sweep / "sweep.json").write_text("{}")
     for words, said in (
         (["runs/main/1", "runs/batch4/1"], "The runs of the baseline 'mixed' are not repeats of one configuration"),
-        (["runs/swept"], "is a sweep: many configurations"),
-        (["runs/main"], "is not a run but holds 3"),
+        (["runs/swept"], "is a sweep of several configurations"),
+        (["runs/main"], "is not a run but contains 3"),
     ):
         done = llm_perf("baseline", "set", "mixed", *words, cwd=project)
         assert done.returncode == 2, done.stderr

@@ -94,7 +94,7 @@ def test_what_if_table_names_floor_and_turning_point() -> None:
     assert any(row["fits"] is False for row in found["floors"])
     plain = cost(*words)
     assert plain.returncode == 0
-    assert "turns compute-bound" in plain.stdout
+    assert "becomes compute-bound" in plain.stdout
 
 
 @pytest.mark.parametrize(

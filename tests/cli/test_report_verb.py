@@ -58,7 +58,7 @@ def report_lacking(*words: str) -> str:
     done = CliRunner().invoke(app, ["report", *words])
     assert isinstance(done.exception, CaptureError), done.output
     assert done.exception.exit_code == 4
-    assert "2 of 3 points of the sweep are not as they should be: failed (1), damaged (1)." in done.exception.fact
+    assert "2 of 3 points of the sweep are not complete or not ranked: failed (1), damaged (1)." in done.exception.fact
     return done.stdout
 
 
@@ -78,8 +78,8 @@ def test_every_page_of_a_run_is_made(tmp_path: Path) -> None:
 def test_settings_that_are_none_are_told(tmp_path: Path, text: str) -> None:
     folder = a_run(tmp_path / "run")
     folder.config_file.write_text(text)
-    assert "warning: The settings are not known: config.yaml" in report(str(folder.path))
-    assert "The settings are not known" in folder.report_file.read_text()
+    assert "warning: The settings are unknown: config.yaml" in report(str(folder.path))
+    assert "The settings are unknown" in folder.report_file.read_text()
 
 
 def test_few_repeats_have_their_range_on_every_page(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_without_its_packages_the_markdown_pages_are_still_made(tmp_path: Path, 
     monkeypatch.setitem(sys.modules, "jinja2", None)
     _environment.cache_clear()
     assert f"report: {folder.report_file}" in report(str(folder.path))
-    assert "No report.html: The package jinja2 is not installed" in folder.report_file.read_text()
+    assert "No report.html: jinja2 is not installed" in folder.report_file.read_text()
 
 
 def test_open_shows_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_a_point_that_cannot_be_ends_the_report_of_its_sweep_as_of_itself(tmp_pa
     write_record(run.clean_file, replace(timings, iterations=fast))
     done = CliRunner().invoke(app, ["report", str(folder.path)])
     assert isinstance(done.exception, CaptureError)
-    assert "1 of 2 points of the sweep are not as they should be: impossible (1)" in done.exception.fact
+    assert "1 of 2 points of the sweep are not complete or not ranked: impossible (1)" in done.exception.fact
     assert "1 of 2 points are complete" in done.stdout
     assert "batch_size 2: impossible: " in done.stdout
     assert "The shortest TPOT is 20.00 ms, at batch_size 1." in folder.report_file.read_text()
@@ -261,9 +261,9 @@ def test_a_browser_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(CHROMIUM_VARIABLE, "true")
     found = draw_images(folder)
     assert isinstance(found, Missing)
-    assert "drew nothing of waterfall.svg" in found.why
+    assert "could not draw waterfall.svg" in found.why
     write_whole(folder.waterfall_file, b"<svg/>")
-    assert draw_images(folder) == Missing("waterfall.svg does not say how large it is")
+    assert draw_images(folder) == Missing("waterfall.svg has no size")
 
 
 def test_what_was_measured_stands_wherever_the_times_do(tmp_path: Path) -> None:

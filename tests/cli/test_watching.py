@@ -16,7 +16,7 @@ import pytest
 from builders import manifest
 from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.advise import advise
-from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.cli.watching import graceful_exit
 from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
 from llm_perf_opt.core.run_folder import RunFolder
@@ -31,7 +31,7 @@ def signalled(number: int) -> None:
 @pytest.mark.parametrize(("number", "kind", "code"), [(signal.SIGTERM, Terminated, 143), (signal.SIGHUP, HungUp, 129)])
 def test_a_signal_ends_what_is_done_with_its_own_code(number: int, kind: type[Interrupted], code: int) -> None:
     before = signal.getsignal(number)
-    with pytest.raises(kind) as caught, ended_in_order():
+    with pytest.raises(kind) as caught, graceful_exit():
         signalled(number)
     assert caught.value.exit_code == code
     assert signal.getsignal(number) is before
@@ -46,7 +46,7 @@ def test_a_second_signal_does_not_break_into_the_clearing_up(second: int) -> Non
             signalled(second)
             raise Interrupted("Interrupted.", "Cleared up.") from None
 
-    with pytest.raises(HungUp) as caught, ended_in_order():
+    with pytest.raises(HungUp) as caught, graceful_exit():
         work()
     assert caught.value.remedy == "Cleared up."
 
@@ -54,7 +54,7 @@ def test_a_second_signal_does_not_break_into_the_clearing_up(second: int) -> Non
 def test_below_nohup_a_closed_terminal_ends_nothing() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ended_in_order():
+        with graceful_exit():
             signalled(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -69,7 +69,7 @@ class Gone(io.StringIO):
 def test_printing_to_a_terminal_that_is_gone_breaks_no_clearing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Gone())
     monkeypatch.setattr(sys, "stderr", Gone())
-    with pytest.raises(OSError, match="Input/output"), ended_in_order():
+    with pytest.raises(OSError, match="Input/output"), graceful_exit():
         print("while nobody hung up, a lost file is an error")
 
     def work() -> None:
@@ -79,7 +79,7 @@ def test_printing_to_a_terminal_that_is_gone_breaks_no_clearing_up(monkeypatch: 
             print("report: …", flush=True)
             print("error: …", file=sys.stderr, flush=True)
 
-    with pytest.raises(HungUp), ended_in_order():
+    with pytest.raises(HungUp), graceful_exit():
         work()
 
 

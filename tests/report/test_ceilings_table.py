@@ -28,7 +28,7 @@ FOUND = FoundCeilings(CEILINGS, True, "/cache/ab.json", ("something to know.",))
 def test_the_table() -> None:
     assert ceilings_text(FOUND, TAKEN + timedelta(hours=3)) == (
         "NVIDIA H200 (cuda, GPU-1), driver 580.95, torch 2.11.0\n"
-        "kept from 3 h ago; --refresh measures again (2026-01-01T00:00:00+00:00, in 7.2 s)\n"
+        "cached 3 h ago; --refresh measures again (2026-01-01T00:00:00+00:00, in 7.25 s)\n"
         "\n"
         "- before measuring: 92 W\n"
         "\n"
@@ -39,9 +39,9 @@ def test_the_table() -> None:
         "read bandwidth                  4,348 GB/s  4,348 – 4,348    0.0 %        9  sum of 1024 MiB\n"
         "kernel interval, CUDA graph         917 ns      917 – 917    0.0 %        9  one graph\n"
         "n/a (a): compute capability 8.0 has none\n"
-        "IQR: the middle half of the samples, in percent of the median. Intervals are of the median.\n"
+        "IQR: interquartile range, in percent of the median. The interval is that of the median.\n"
         "\n"
-        "kept in /cache/ab.json\n"
+        "cached in /cache/ab.json\n"
         "note: something to know.\n"
     )
 
@@ -51,14 +51,14 @@ def test_the_table() -> None:
     [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "59 min"), (7200, "2 h"), (86400, "1 day"), (86400 * 40 + 5, "40 days")],
 )
 def test_the_age_is_shown(seconds: int, said: str) -> None:
-    assert f"kept from {said} ago" in ceilings_text(FOUND, TAKEN + timedelta(seconds=seconds))
+    assert f"cached {said} ago" in ceilings_text(FOUND, TAKEN + timedelta(seconds=seconds))
 
 
 def test_what_is_new_has_no_age_and_a_clock_set_back_none_below_zero() -> None:
     fresh = replace(FOUND, cached=False, cache_file=Missing("not kept"))
     text = ceilings_text(fresh, TAKEN)
     assert "measured now" in text
-    assert "kept" not in text
+    assert "cached" not in text
     assert age_s(FOUND, TAKEN - timedelta(days=1)) == 0
 
 

@@ -49,7 +49,7 @@ def test_a_waterfall_ends_at_the_measured_time() -> None:
 
 def test_a_small_share_is_not_called_none() -> None:
     figure = waterfall_chart(Waterfall("decode", "decode", (Use("a", 1), Use("b", 100 * MS))))
-    assert "under 0.1 %" in figure["data"][0]["text"][0]
+    assert "< 0.1 %" in figure["data"][0]["text"][0]
 
 
 def test_a_budget_is_shown_per_token_and_sums_to_the_time() -> None:
@@ -70,7 +70,7 @@ def test_without_a_trace_the_budget_is_floor_and_rest() -> None:
         assert one.total_ns == round(stage.time_ns.median)
     shown = budget_of(analysis)
     assert not isinstance(shown, Missing)
-    assert all("In no more detail" in one.notes[0] for one in shown)
+    assert all("No more detail" in one.notes[0] for one in shown)
 
 
 def test_findings_say_what_they_save_and_what_to_try() -> None:
@@ -79,7 +79,7 @@ def test_findings_say_what_they_save_and_what_to_try() -> None:
     items = finding_blocks(found)[0]
     assert isinstance(items, Items)
     assert items.items[0].head == "[f0] Finding 0: one. There is more to it."
-    assert items.items[0].text == "saves about 9.000 ms per token (0 ms to 9.000 ms) (high confidence: one)"
+    assert items.items[0].text == "saves about 9.00 ms per token (0 – 9.00 ms) (high confidence: one)"
     assert items.items[0].details == ["one", "try: one"]
     gist = gist_items(found, None).items[0]
     assert gist.text.startswith("Finding 0: one. What to change")
@@ -141,7 +141,7 @@ def test_very_many_readings_are_thinned_and_it_is_said() -> None:
     assert not isinstance(found, Missing)
     figure, note = found
     assert len(figure["data"][0]["x"]) <= MOST_READINGS
-    assert note.startswith("Every 3")
+    assert note.startswith("The chart shows one of every 3 readings")
 
 
 def test_the_chart_of_a_sweep_has_the_front_and_the_floor() -> None:

@@ -16,8 +16,8 @@ from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.records import Iteration, MemoryPeaks, Missing
 from llm_perf_opt.core.warnings import RunWarning, WarningId
-from llm_perf_opt.report.compare import signed_percent
 from llm_perf_opt.report.compare_document import comparison_text
+from llm_perf_opt.report.text import signed_percent
 from markdown_reader import read, uneven_tables
 from rendered import comparison_html, comparison_page
 
@@ -80,9 +80,9 @@ def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     ]
     assert "so there is no interval and no verdict" in source
     assert "cannot tell: tpot: worse by 100.00%, 3.00% tolerated: too few runs" in comparison_text(found)
-    assert "To tell: 3 runs per side" in comparison_text(found)
+    assert "To decide: 3 runs per side" in comparison_text(found)
     html = comparison_html(found)
-    assert "whose interval is unknown" in html
+    assert "interval unknown" in html
     assert msgspec.json.decode(msgspec.json.encode(found))["metrics"][0]["effect"]["interval"]["why"]
 
 
@@ -95,7 +95,7 @@ def test_too_few_repeats_show_their_medians_all_the_same() -> None:
     assert row[1:] == ["100.1 ms", "110.1 ms", "+10.00 % (unknown)", "not distinguishable", "3 / 3"]
     text = comparison_text(found)
     assert "110.1 ms" in text
-    assert "has 3 repeats; an interval needs 6 (runtime.min_repeats). To tell: at least 6 repeats in each run" in text
+    assert "has 3 repeats; an interval needs 6 (runtime.min_repeats). To decide: at least 6 repeats in each run" in text
     assert "110.1 ms" in comparison_html(found)
 
 
@@ -138,7 +138,7 @@ def test_several_runs_a_side_say_which_one_is_looked_into() -> None:
     found = compare(Side(tuple(runs[:3]), typical=1), Side((runs[3],)))
     for page in (comparison_page(found), comparison_html(found)):
         assert "Base: runs/1.1. New: runs/2.0." in page
-    assert "nearest the side" not in comparison_page(compared())
+    assert "nearest the median of the side" not in comparison_page(compared())
 
 
 def test_a_real_change_is_explained_by_what_moved_in_the_budget() -> None:
@@ -159,7 +159,7 @@ def test_a_real_change_is_explained_by_what_moved_in_the_budget() -> None:
         return compare(Side((base,), budget=before), Side((new,), budget=after), judgement=ON_ACCELERATOR)
 
     why = (
-        "Why decode is faster, by the budgets of one trace a side: launch gaps, per token: 8.000 ms → 2.000 ms; "
+        "Why decode is faster, from the budgets of one trace per side: launch gaps, per token: 8.000 ms → 2.000 ms; "
         "sync, per token: none → 2.000 ms; host, per token: 1.000 ms → none."
     )
     assert why in comparison_text(told(0.9))
@@ -197,7 +197,7 @@ def test_the_chart_says_for_each_row_which_way_is_better() -> None:
     html = comparison_html(compared())
     assert "Decode throughput →" in html or "Decode throughput \\u2192" in html
     assert "Time to first token (TTFT) ←" in html or "Time to first token (TTFT) \\u2190" in html
-    assert "The arrows show which way is better" in html
+    assert "An arrow shows which direction is better" in html
 
 
 def test_memory_and_energy_show_the_interval_that_their_gates_decide_by() -> None:
@@ -254,12 +254,12 @@ def test_a_machine_that_moved_is_said_wherever_a_verdict_is_missed() -> None:
         found = compare(Side((base,)), Side((new,)), gates=gates, judgement=ON_ACCELERATOR)
         for shown in (comparison_text(found), comparison_page(found), comparison_html(found)):
             assert said in shown
-            assert "make 3 runs a side, in turn" in shown
+            assert "make 3 runs per side and alternate the sides" in shown
         assert "gate cannot tell: tpot" in comparison_text(found)
         effect = next(row["effect"] for row in msgspec.json.decode(msgspec.json.encode(found))["metrics"] if row["key"] == "e2e")
         assert (effect["rival"] or {}).get("movement") == ("level shift" if switched == 2 else None)
         assert effect["base_stability"][0]["movement"] == ("steady" if switched == 2 else "level shift")
-    assert "explains their difference better than a change of the program" in comparison_page(found)
+    assert "explains the difference better than a change of the program" in comparison_page(found)
 
 
 def test_what_a_run_warns_of_is_a_caution_of_the_comparison() -> None:

@@ -43,5 +43,5 @@ def test_a_name_is_data_in_every_page() -> None:
     page = run_page(analysis, readings(), Missing("no ranges"))
     assert "&lt;b&gt;|H200" in page
     assert "<b>|H200" not in page
-    assert "Each device by itself" in trace_text(both)
+    assert "Stages on each device" in trace_text(both)
     assert max(map(len, trace_text(both).splitlines())) <= 100

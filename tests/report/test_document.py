@@ -13,11 +13,11 @@ from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine, Gp
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.report.document import Cell, Column, Document, Item, Items, Section, Table, cell, name_cell, numbers
+from llm_perf_opt.report.document import Cell, Column, Document, Item, Items, Paragraph, Section, Table, cell, name_cell, numbers
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.run_document import run_document
-from llm_perf_opt.report.terminal import WIDTH, render_text, table_text
+from llm_perf_opt.report.terminal import WIDTH, block_text, render_text, table_text
 from llm_perf_opt.report.trace_document import trace_document
 from markdown_reader import read, uneven_tables
 from pages import full_analysis, readings, trace_analysis
@@ -74,7 +74,7 @@ def test_the_run_with_everything_has_every_table() -> None:
     assert len(ids) == len(set(ids))
     assert {
         *("trials", "budget-0", "metrics", "stages", "devices", "device-stages", "labels", "figures", "roofs", "limits-table"),
-        *("parts", "kernels", "counters", "gpu-metrics", "operators", "readings", "energy", "environment-table", "passes"),
+        *("components", "kernels", "counters", "gpu-metrics", "operators", "readings", "energy", "environment-table", "passes"),
     } <= set(ids)
 
 
@@ -137,6 +137,13 @@ def test_the_terminal_cuts_names_so_that_rows_fit() -> None:
     assert "…" in row
     assert "the end" in row
     assert table.rows[0][0].text.endswith("the end"), "the document keeps the whole"
+
+
+def test_the_terminal_breaks_no_line_between_a_number_and_its_unit() -> None:
+    for value in ("83.82 ms", "12 ns", "9.5 %", "3.00 GiB"):
+        before = "x" * (WIDTH - value.index(" "))
+        assert block_text(Paragraph(f"{before[1:-1]} {value} of it")).splitlines() == [before[1:-1], f"{value} of it"]
+    assert block_text(Paragraph(f"{'x' * (WIDTH - 2)} 3 steps")).splitlines()[1] == "steps"
 
 
 def test_the_report_of_a_trace_is_a_document_too() -> None:

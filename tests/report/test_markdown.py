@@ -134,7 +134,7 @@ def test_operators_are_shown_by_share_and_the_rest_is_pointed_to() -> None:
     page, _, all_operators = read_all(run_analysis(torch=torch_pass(operators=many)))
     shown = next(table for table in page.tables if table[0][0] == "operator")
     assert len(shown) == 1 + MOST_ROWS
-    assert f"The {MOST_ROWS} longest; 5 others are in operators.md" in page.text
+    assert f"The {MOST_ROWS} longest; operators.md and ops.csv have 5 more" in page.text
     assert len(all_operators.tables[0]) == 1 + MOST_ROWS + 5
 
 
@@ -154,7 +154,7 @@ def test_operators_on_a_gpu_are_weighed_by_device_time() -> None:
     )
     _, _, page = read_all(run_analysis(torch=torch_pass(operators=rows)))
     assert row(page, "operator")[5:] == ["device self", "device total", "CPU memory", "device memory", "share of self time"]
-    assert row(page, "gemm")[5:] == ["3.000 ms", "3.000 ms", "0.0 MiB", "-1.00 GiB", "75.0 %"]
+    assert row(page, "gemm")[5:] == ["3.000 ms", "3.000 ms", "0 B", "-1.00 GiB", "75.0 %"]
     assert row(page, "copy")[4] == "n/a (a)"
     assert "n/a (a): no call" in page.text
 
@@ -172,7 +172,9 @@ def test_the_summary_says_what_was_run_how_fast_and_what_dominates() -> None:
 def test_growth_is_claimed_only_where_the_interval_excludes_none() -> None:
     growing = [iteration(steps_ns=[MS + 1000 * step for step in range(20)])] * 10
     _, page, _ = read_all(of_timings(clean_timings(growing)))
-    assert "1.000 µs per cached token (95 % interval 1.000 – 1.000 µs), +1.9% from context" in page.text  # 19,000 of 1,009,500 ns
+    assert (
+        "1.000 µs per cached token (95 % interval 1.000 – 1.000 µs), +1.9 % from context" in page.text
+    )  # 19,000 of 1,009,500 ns
     _, page, _ = read_all(of_timings(clean_timings([iteration(steps_ns=[MS] * 20)] * 10)))
     assert "no growth measurable" in page.text
 
@@ -185,7 +187,7 @@ def test_a_slope_that_may_be_none_is_no_figure(repeats: int, step_ns: int) -> No
     pages = [*read_all(analysis)[:2]]
     cells = other_figures_table(analysis, clean_timings(steps)).rows[0]
     for text in (*(page.text + str(page.tables) for page in pages), cells[1].text):
-        assert ("not known from context" if repeats < 6 else "no growth measurable from context") in text
+        assert ("unknown from context" if repeats < 6 else "no growth measurable from context") in text
         assert "per cached token" not in text
 
 
@@ -216,7 +218,7 @@ def test_readings_and_energy_of_a_gpu() -> None:
     page, _, _ = read_all(run_analysis(telemetry=summary))
     assert row(page, "GPU power") == ["GPU power", "300", "300", "300", "17", "W"]
     # 300 W for 1.6 s; every prefill of 100 ms is too short to be told apart
-    assert row(page, "measured repeats") == ["measured repeats", "1.600 s", "480.0 J", "480.0 J"]
+    assert row(page, "measured repeats") == ["measured repeats", "1.60 s", "480.0 J", "480.0 J"]
     assert f"{row(page, 'prefill, all repeats')[2]}: it lasts 100 ms" in page.text
 
 
@@ -230,7 +232,7 @@ def test_the_environment_of_a_gpu_machine() -> None:
     }
     env = {**run_analysis().env, "gpu": gpu, "gpu_driver": "580.1", "gpu_driver_cuda": "13.0"}
     page, _, _ = read_all(run_analysis(env=env))
-    assert row(page, "GPU")[1] == "NVIDIA H200, 141.00 GiB, SM clock 1980 of 1980 MHz, power limit 700.0 W"
+    assert row(page, "GPU")[1] == "NVIDIA H200, 141 GiB, SM clock 1980 of 1980 MHz, power limit 700.0 W"
     assert row(page, "Driver")[1] == "580.1 (CUDA 13.0)"
     assert row(page, "llm-perf-opt")[1] == "0.1.0, commit 0123456789ab with changes"
 

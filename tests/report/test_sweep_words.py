@@ -44,7 +44,7 @@ def test_another_version_of_something_is_told() -> None:
 def test_another_model_that_nobody_asked_for_is_told() -> None:
     rows = rows_that_ran({}, {"model": "tiny"})
     ((head, text, _),) = troubles(rows)
-    assert head == "The points did not run one model, and none was swept over:"
+    assert head == "The points ran different models, although the sweep does not vary the model:"
     assert "tiny" in text
     assert troubles([replace(row, values={"model": row.values["runtime.batch_size"]}) for row in rows]) == []
 
@@ -65,17 +65,17 @@ def test_the_best_is_said_for_each_workload() -> None:
     same, other = _best(rows_that_ran({}, {}, {})), _best(rows_that_ran({}, {}, {"prompt_tokens": "16"}))
     assert [text.partition(" is ")[0] for text in same] == [
         "The shortest TPOT over batch sizes 1, 2, 4",
-        "The most decode throughput",
+        "The highest decode throughput",
     ]
-    assert [text.partition(": the ")[0] for text in other] == [
-        *["Of qwen2 (1,540,000,000 parameters), 512 prompt tokens, 33 new tokens"] * 2,
+    assert [text.partition(", the ")[0] for text in other] == [
+        *["For qwen2 (1,540,000,000 parameters), 512 prompt tokens, 33 new tokens"] * 2,
     ], "one point alone is no best one"
     assert "at batch_size 2." in other[1], "of batch 1 and 2, the most throughput"
 
 
 def test_points_of_a_workload_each_have_no_best() -> None:
     (said,) = _best(rows_that_ran({}, {"prompt_tokens": "16"}, {"prompt_tokens": "8"}))
-    assert said.startswith("No two points share a workload")
+    assert said.startswith("No two points have the same workload")
 
 
 def test_a_token_of_a_larger_batch_is_not_called_slower() -> None:
@@ -85,7 +85,7 @@ def test_a_token_of_a_larger_batch_is_not_called_slower() -> None:
     first, second, third = _best(shared)
     assert first.startswith("The shortest TPOT at batch 1 is 11.00 ms, at n 0.")
     assert second.startswith("The shortest TPOT at batch 8 is 14.00 ms, at n 2.")
-    assert third.startswith("The most decode throughput is ")
+    assert third.startswith("The highest decode throughput is ")
 
 
 def test_bars_of_few_repeats_are_called_a_range() -> None:

@@ -1,6 +1,8 @@
 """Numbers and tables as text: what a renderer makes of them is what was meant."""
 
+import ast
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,15 +13,16 @@ from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import byte_count
+from llm_perf_opt.report import text as text_module
 from llm_perf_opt.report.markdown import escape, reason, table
 from llm_perf_opt.report.terminal import columns
 from llm_perf_opt.report.text import (
     count,
-    gibibytes,
+    duration,
     interval,
     known,
     known_within,
-    milliseconds,
+    memory_size,
     missing,
     percent,
     present,
@@ -74,7 +77,7 @@ def test_names_of_operators_keep_their_usual_look() -> None:
 
 @pytest.mark.parametrize(
     "shown",
-    [reason(WHY), escape(words(WHY, milliseconds)), escape(words(then(WHY, milliseconds)))],
+    [reason(WHY), escape(words(WHY, duration)), escape(words(then(WHY, duration)))],
 )
 def test_a_missing_value_shows_its_reason_as_text_on_one_line(shown: str) -> None:
     assert inline_text(shown) == (WHY_SHOWN, [])
@@ -86,7 +89,7 @@ def test_a_missing_interval_shows_its_reason() -> None:
 
 
 def test_what_is_missing_stays_missing() -> None:
-    assert (then(WHY, milliseconds), known(WHY, 3), present([1, WHY, 2])) == (WHY, 3, [1, 2])
+    assert (then(WHY, duration), known(WHY, 3), present([1, WHY, 2])) == (WHY, 3, [1, 2])
     assert missing([("a", WHY), ("b", 1)]) == [("a", WHY.why)]
     assert (then(2, lambda value: value + 1), known(2, 3), words(2)) == (3, 2, "2")
 
@@ -181,27 +184,46 @@ def test_no_count_is_said_with_an_exponent(number: int) -> None:
 @pytest.mark.parametrize(
     ("size", "shown"),
     [
-        (0, "0.0 MiB"),
-        (2**20, "1.0 MiB"),
+        (0, "0 B"),
+        (700, "700 B"),
+        (2**20, "1.00 MiB"),
         (2**30, "1.00 GiB"),
         (3 * 2**29, "1.50 GiB"),
         (-5 * 2**30, "-5.00 GiB"),  # an operator may free more than it takes
-        (-(2**20), "-1.0 MiB"),
+        (-(2**20), "-1.00 MiB"),
     ],
 )
 def test_bytes_in_the_clearer_unit(size: int, shown: str) -> None:
-    assert gibibytes(size) == shown
+    assert memory_size(size) == shown
 
 
 def test_figures_in_their_units() -> None:
-    assert milliseconds(12_345_678) == "12.35 ms"
+    assert duration(12_345_678) == "12.35 ms"
     assert with_unit(2_000_000, "ns") == "2.000 ms"
     assert with_unit(123.45, "tokens/s") == "123.5 tokens/s"
     assert percent(0.1234) == "12.3 %"
     assert percent(0.1234, 0) == "12 %"
+    assert [percent(share) for share in (0, 0.0004, 0.0005, -0.1)] == ["0.0 %", "< 0.1 %", "0.1 %", "-10.0 %"]
     ten = summarize([value * 1_000_000 for value in range(1, 11)])
     assert interval(ten, "ns") == "2.000 – 9.000 ms", "second and ninth of ten"
     assert interval(summarize(range(1, 11)), "tokens/s") == "2.000 – 9.000"
+
+
+ROOMS = Path(text_module.__file__).parents[1]
+DRAWN = ("text.py", "svg.py")
+"""The formats themselves, and coordinates of drawings."""
+
+
+@pytest.mark.parametrize("room", ["report", "workflows", "cli"])
+def test_numbers_are_formatted_in_one_place(room: str) -> None:
+    found = [
+        f"{file.name}:{node.lineno}"
+        for file in (ROOMS / room).glob("*.py")
+        if file.name not in DRAWN
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FormattedValue) and node.format_spec and ast.unparse(node.format_spec).rstrip("'\"")[-1] in "ef%"
+    ]
+    assert found == [], "use report/text.py or core/units.py"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_means_of_the_samples_that_fall_into_a_stage(tmp_path: Path) -> None:
     assert lines[("decode", "SYS Clock Frequency [MHz]")].mean == 1980
     assert lines[("", "SMs Active [Throughput %]")].samples == 3  # none from outside the work
     shown = trace_text(found)
-    assert "Metrics of the GPU" in shown
+    assert "GPU metrics, sampled" in shown
     assert "30.0 (3)" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 100
 

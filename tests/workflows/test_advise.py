@@ -82,10 +82,10 @@ def test_a_trial_of_throughput_is_told_in_tokens_per_second() -> None:
     assert (trial.kind, trial.predicted_ns, trial.after_ns) == ("throughput", 2 * MS, 2_500_000)
     text = trials_text(Verification("base", "", (trial,)))
     assert all(f"{rate} tokens/s" in text for rate in ("100.0", "500.0", "400.0"))
-    assert "no request is faster" in text
-    assert "tokens/s +25%" in text
+    assert "makes no request faster" in text
+    assert "tokens/s +25 %" in text
     assert " ms" not in text
-    assert trial_words(trial).startswith("runtime.batch_size=2: 100.0 tokens/s became 400.0 tokens/s where 500.0 tokens/s was")
+    assert trial_words(trial).startswith("runtime.batch_size=2: 100.0 tokens/s became 400.0 tokens/s, predicted 500.0 tokens/s (")
     fewer = measured(throughput(), tried, replace(base, workload=tried.workload), "run")
     assert "slower" not in trials_text(Verification("base", "", (fewer,)))
 
@@ -102,7 +102,7 @@ def test_predicted_against_measured_by_hand() -> None:
     trial = measured(finding(), base, tried, "run")
     assert (trial.before_ns, trial.after_ns, trial.saving_ns, trial.predicted_ns) == (10 * MS, 5 * MS, 5 * MS, 6 * MS)
     assert trial.error == pytest.approx(0.2)
-    assert "holds; predicted time +20%" in trials_text(Verification("base", "", (trial,)))
+    assert "holds; predicted time +20 %" in trials_text(Verification("base", "", (trial,)))
     prefill = measured(finding(stage="prefill", saving_per="prefill"), base, tried, "run")
     assert prefill.saving_ns == 0
     assert "no difference beyond the spread" in trials_text(Verification("base", "", (prefill,)))
@@ -246,7 +246,7 @@ def test_advise_alone_shows_what_was_tried_before(tmp_path: Path, monkeypatch: p
         "llm_perf_opt.workflows.advise.findings_of", lambda _: (RunReader(RunFolder(tmp_path)), analysis, [finding()])
     )
     text = CliRunner().invoke(app, ["advise", str(tmp_path)]).stdout
-    assert ("Tried, each alone, against the-base" in text) is tried
+    assert ("Trials, each change alone, against the-base" in text) is tried
     assert ("7.000 ms" in text) is tried
     data = json.loads(CliRunner().invoke(app, ["advise", str(tmp_path), "--json"]).stdout)
     assert [one["id"] for one in data["findings"]] == ["some_change"]

@@ -154,7 +154,7 @@ def test_counters_are_not_believed_after_a_failed_self_test(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("verdict", "why"),
-    [(None, "no self-test was run"), ("", "cannot be read"), ("{}", "cannot be read"), ("gone", "left no verdict")],
+    [(None, "no self-test was run"), ("", "cannot be read"), ("{}", "cannot be read"), ("gone", "left no result")],
 )
 def test_without_a_verdict_counters_are_not_believed(tmp_path: Path, verdict: str | None, why: str) -> None:
     folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")

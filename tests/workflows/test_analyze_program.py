@@ -47,7 +47,7 @@ def test_kernels_have_their_counters_and_say_what_stands_behind_them(tmp_path: P
     untested = analyze_program(RunReader(folder))
     assert not isinstance(untested.kernels, Missing)
     assert isinstance(untested.kernels[0].counters, Missing)
-    assert "Warning: The counters are not used, for nothing says that they are right" in program_markdown(untested)
+    assert "Warning: The counters are not used because no self-test checked them" in program_markdown(untested)
 
 
 def test_what_a_program_printed_is_shown_and_not_obeyed(tmp_path: Path) -> None:

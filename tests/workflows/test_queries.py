@@ -136,7 +136,7 @@ def test_nothing_but_the_tables_is_within_reach(
 
 def test_the_lock_holds_after_a_query(generated: tuple[Path, Truth]) -> None:
     """Also where the check of statements would be passed by."""
-    with Queries(generated[0]).closed_off(["kernels"]) as connection:
+    with Queries(generated[0]).isolated(["kernels"]) as connection:
         assert connection.execute("select count(*) from kernels").fetchall()
         for sql in ("set enable_external_access = true", "select * from read_csv('/etc/passwd')", "copy kernels to 'x'"):
             with pytest.raises(duckdb.Error):
@@ -150,9 +150,9 @@ def test_the_lock_holds_after_a_query(generated: tuple[Path, Truth]) -> None:
         ("select nope from kernels", "nope"),
         ("select * from kernel", "kernel"),
         ("select sum(name) from kernels", "sum"),
-        ("", "here are 0"),
-        ("-- nothing", "here are 0"),
-        ("select 1; select 2", "here are 2"),
+        ("", "found 0"),
+        ("-- nothing", "found 0"),
+        ("select 1; select 2", "found 2"),
         ("select 1 / 'x'", "x"),
     ],
 )

@@ -64,7 +64,7 @@ def test_filters_and_limit(tmp_path: Path) -> None:
     assert days(model="none") == []
     listing = list_runs(tmp_path, model="a", limit=1)
     assert (len(listing.rows), listing.matching, listing.found) == (1, 2, 3)
-    with pytest.raises(ConfigError, match="no such status"):
+    with pytest.raises(ConfigError, match="unknown status"):
         list_runs(tmp_path, status="done")
     with pytest.raises(ConfigError, match="is not a folder"):
         list_runs(tmp_path / "nowhere")

@@ -55,6 +55,17 @@ def test_stages_and_steps_can_be_asked(run: RunFolder) -> None:
     assert queries.ask("select count(*) from samples").rows == [(0,)]
 
 
+def test_components_of_a_folder_of_an_earlier_version_can_be_asked(run: RunFolder) -> None:
+    report_run(RunReader.open(run.path))
+    earlier = run.derived_tables / "parts.parquet"
+    (run.derived_tables / "components.parquet").unlink()
+    duckdb.sql(f"COPY (SELECT 'decode' AS stage, 'mlp' AS part, 3 AS pieces, 7 AS time_ns) TO '{earlier}' (FORMAT parquet)")
+    assert Queries(run.path).ask("select stage, component, pieces, time_ns from components").rows == [("decode", "mlp", 3, 7)]
+    report_run(RunReader.open(run.path))
+    assert not earlier.exists()
+    assert Queries(run.path).ask("select count(component) from components").rows == [(0,)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["br[1]", "b?1", "wall_ns=5", "dur_ns=5"])
 def test_a_run_is_asked_by_its_own_tables_whatever_its_folder_is_called(run: RunFolder, tmp_path: Path, name: str) -> None:
@@ -106,7 +117,7 @@ def test_a_run_that_cannot_be_written_to_is_shown_all_the_same(run: RunFolder, m
     monkeypatch.setattr(analyze_module, "write_whole", refuse)
     found = analyze_source(run.path)
     assert found.document.gpu.kernels == 1711
-    assert any("reports were not made anew" in note and "Read-only" in note for note in found.notes)
+    assert any("were not regenerated" in note and "Read-only" in note for note in found.notes)
     with pytest.raises(ResourceError):
         report_run(RunReader.open(run.path))  # whoever asks for the reports themselves is told that there are none
 
@@ -135,7 +146,7 @@ def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) 
     assert WarningId.NO_GPU_METRICS not in {warning.id for warning in analysis.warnings}
     rows = Queries(run.path).ask("select stage, metric, samples, mean from stage_metrics order by 1").rows
     assert rows == [(stage, "SMs Active", 2, 30.0) for stage in ("", "decode", "decode_step")]
-    assert "Metrics of the GPU" in run.report_file.read_text()
+    assert "GPU metrics, sampled" in run.report_file.read_text()
     assert Queries(run.path).ask("select device, busy_ns + idle_ns = span_ns from devices").rows == [(0, True)]
 
 

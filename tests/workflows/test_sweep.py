@@ -150,7 +150,7 @@ H200 = {"cpu": {"name": "a processor", "usable": 16}, "gpu": {"name": "NVIDIA H2
     [
         (H200, ""),
         ({**H200, "gpu": {"name": "NVIDIA A100"}}, "gpu.name is NVIDIA A100 (the sweep: NVIDIA H200)"),
-        ({**H200, "gpu": "n/a: no driver"}, "no GPU can be seen (the sweep: NVIDIA H200)"),
+        ({**H200, "gpu": "n/a: no driver"}, "no GPU is available (the sweep: NVIDIA H200)"),
         ({**H200, "cpu": {"name": "another", "usable": 16}}, "cpu.name is another (the sweep: a processor)"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_sweep_goes_on_where_it_was_begun_or_not_at_all(
         assert run_sweep(folder, measured) is None
         return
     ran: list[Composed] = []
-    with pytest.raises(ConfigError, match="not the hardware that the sweep has been measured on") as caught:
+    with pytest.raises(ConfigError, match="The sweep was measured on other hardware") as caught:
         run_sweep(folder, lambda composed, _: (ran.append(composed), measured(composed, _))[1])  # type: ignore[func-returns-value]
     assert words in caught.value.fact
     assert ran == []

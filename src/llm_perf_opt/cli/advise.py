@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.cli.completing import complete_run
-from llm_perf_opt.cli.shared import Debug, Json, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.cli.watching import graceful_exit
 
 
 def advise(
@@ -20,7 +20,7 @@ def advise(
     remeasure: Annotated[
         bool, typer.Option("--remeasure", help="With --verify: measure the run's own configuration again first.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -36,7 +36,7 @@ def advise(
     from llm_perf_opt.workflows.advise import verify as try_findings
 
     if remeasure and not verify:
-        raise ConfigError("--remeasure measures what trials are compared with.", "Add --verify.")
+        raise ConfigError("--remeasure has no effect without --verify.", "Add --verify.")
     run, analysis, findings = findings_of(run_folder)
     for warning in analysis.warnings:
         print(f"note: {warning.text}", file=sys.stderr)
@@ -52,10 +52,10 @@ def advise(
     if not as_json:
         sys.stdout.write(advice_text(findings))
     if not chosen:
-        print("note: no finding is a configuration change that promises a saving, so there is nothing to try", file=sys.stderr)
+        print("note: no finding is a configuration change with a predicted saving; nothing to try", file=sys.stderr)
         print_json({"run": str(run.folder.path), "findings": findings, "verification": None}) if as_json else None
         return
-    with ended_in_order():
+    with graceful_exit():
         with progress_for(quiet) as progress:
             found, interrupted = try_findings(run, analysis, chosen, command_line(), progress, remeasure=remeasure)
         if as_json:

@@ -8,7 +8,7 @@ import typer
 
 from llm_perf_opt.cli.completing import complete_run
 from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, raise_if
-from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.cli.watching import graceful_exit
 
 
 def analyze(
@@ -41,7 +41,7 @@ def analyze(
 
     if modules_from is not None:
         there(modules_from, "Give a run folder or a torch trace of the same model.")
-    with ended_in_order():
+    with graceful_exit():
         found = analyze_source(source, use_cache=not no_cache)
         if modules_from is not None:
             found = with_borrowed_modules(found, source, modules_from)

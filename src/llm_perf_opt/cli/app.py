@@ -31,7 +31,7 @@ from llm_perf_opt.core.errors import LlmPerfError, file_error
 from llm_perf_opt.core.terminal import indented, safe_streams
 
 BUG = "This is a bug in llm-perf"
-"""How the remedy of an unexpected error begins."""
+"""The start of the remedy of an unexpected error."""
 
 app = typer.Typer(
     name="llm-perf",
@@ -44,8 +44,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"llm-perf {__version__}")
         raise typer.Exit
 
@@ -56,7 +56,7 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Handle the options before the verb."""
+    """Parse the options before the verb."""
 
 
 _VERBS = (
@@ -83,7 +83,7 @@ app.add_typer(model.app)
 
 
 def main() -> None:
-    """Run a verb. Every error ends here, as one message and an exit code. All output is safe to show in a terminal."""
+    """Run a verb. Every error becomes one message and an exit code; all output is safe to show in a terminal."""
     with safe_streams():
         _main()
 
@@ -96,12 +96,12 @@ def _main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone
+        sys.stderr.close()  # the reader closed the pipe
         sys.exit(1)
     except OSError as error:
-        said = file_error(error)
-        _end(error, said.fact, said.remedy, said.exit_code)
-    except Exception as defect:  # noqa: BLE001 - the last place; --debug shows all of it
+        found = file_error(error)
+        _end(error, found.fact, found.remedy, found.exit_code)
+    except Exception as defect:  # noqa: BLE001 - last resort; --debug shows the traceback
         fact = f"{type(defect).__name__}: {' '.join(str(defect).split())[:300]}"
         _end(defect, fact, f"{BUG}, or a file was edited by hand; --debug shows the traceback.", 1)
 

@@ -7,15 +7,9 @@ import typer
 
 from llm_perf_opt.cli.compare import RUNS_DIR, RunsDir
 from llm_perf_opt.cli.completing import complete_run
-from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, verb_group
 
-app = typer.Typer(
-    name="baseline",
-    cls=WholeHelp,
-    help="Name runs as baselines to compare with: `llm-perf compare NAME NEW`.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = verb_group("baseline", "Name runs as baselines to compare with: `llm-perf compare NAME NEW`.")
 
 
 @app.command("set")
@@ -51,9 +45,9 @@ def list_baselines(runs_dir: RunsDir = RUNS_DIR, as_json: Json = False, debug: D
 
     kept = Baselines(given_root(runs_dir, RUNS_DIR, "--runs-dir"))
     rows = [
-        {"name": name, "set_at": one.set_at, "run": text, "there": is_run(kept.place(text))}
-        for name, one in sorted(kept.read().items())
-        for text in one.runs
+        {"name": name, "set_at": baseline.set_at, "run": text, "there": is_run(kept.place(text))}
+        for name, baseline in sorted(kept.read().items())
+        for text in baseline.runs
     ]
     if as_json:
         print_json(rows)

@@ -118,8 +118,8 @@ def _write(found: "Comparison", out: Path, kind: str) -> None:
     write_whole(out, content)
 
 
-def _words(one: str | None, more: list[str] | None) -> list[str]:
-    return [*([one] if one else []), *(more or [])]
+def _words(first: str | None, more: list[str] | None) -> list[str]:
+    return [*([first] if first else []), *(more or [])]
 
 
 def _kind(out: Path | None) -> str:

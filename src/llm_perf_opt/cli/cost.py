@@ -40,10 +40,10 @@ def cost(
     from llm_perf_opt.report.terminal import render_text
     from llm_perf_opt.workflows.cost import CostRequest, estimate_cost
 
-    asked = CostRequest(
+    request = CostRequest(
         overrides or [], model_config, config_dir, batch, prompt, context, dtype, kv_dtype, mla, hardware, decoder_only
     )
-    found = estimate_cost(asked)
+    found = estimate_cost(request)
     if as_json:
         print_json(found.to_json())
         return

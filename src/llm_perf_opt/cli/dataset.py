@@ -6,24 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, Quiet, note_debug, print_json, verb_group
 from llm_perf_opt.config.schema import PROJECT_CONF
 from llm_perf_opt.workspace.data.layout import DATASETS_ROOT, SOURCE, DatasetTree, given_root
 
 if TYPE_CHECKING:
     from llm_perf_opt.workspace.data.inventory import Skipped
 
-app = typer.Typer(
-    name="dataset",
-    cls=WholeHelp,
-    help="Add datasets, derive variants from them, and check whether they changed.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = verb_group("dataset", "Add datasets, derive variants from them, and check whether they changed.")
 
 Root = Annotated[Path, typer.Option(help="The folder with the datasets.")]
 Conf = Annotated[Path, typer.Option(help="The folder with the project's options, where dataset=NAME is looked up.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")]
 
 
 @app.command()
@@ -51,9 +44,9 @@ def add(
     from llm_perf_opt.report.workspace import dataset_readme
     from llm_perf_opt.workspace.data.preparing import Description, add_dataset
 
-    said = Description(version, origin, license_name, notes, text_field, data_format)
+    description = Description(version, origin, license_name, notes, text_field, data_format)
     with watched("add", name, quiet) as phases:
-        folder, metadata = add_dataset(DatasetTree(root), conf, name, source, said, dataset_readme, phases)
+        folder, metadata = add_dataset(DatasetTree(root), conf, name, source, description, dataset_readme, phases)
     if as_json:
         print_json({"path": str(folder.path), "metadata": metadata})
         return
@@ -142,12 +135,12 @@ def prepare(
     from llm_perf_opt.workspace.data.preparing import Preparation
     from llm_perf_opt.workspace.data.preparing import prepare as make
 
-    asked = Preparation(
+    preparation = Preparation(
         variant, parent, split, num_samples, seed, tokenizer, to, text_field, join_lines=join_lines, skip_bad=skip_bad
     )
     folder = DatasetTree(given_root(root, DATASETS_ROOT)).dataset(name)
     with watched("prepare", f"{name} → {variant}", quiet) as phases:
-        metadata = make(folder, asked, phases)
+        metadata = make(folder, preparation, phases)
     if as_json:
         print_json({"path": str(folder.variant(variant).path), "metadata": metadata})
         return

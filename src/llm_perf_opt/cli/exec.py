@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.cli.outcome import print_program
-from llm_perf_opt.cli.shared import Debug, Json, command_line, note_debug, raise_if
-from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, raise_if
+from llm_perf_opt.cli.watching import graceful_exit
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed|mpirun|uv|env|bash|sh|time|nohup|nsys|ncu")
@@ -50,7 +50,7 @@ def exec_program(
     out: Annotated[
         Path | None, typer.Option(help="Run folder; by default runs/exec/NAME/TIME, named after the script or program.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -69,7 +69,7 @@ def exec_program(
     from llm_perf_opt.workflows.analyze_program import report_program
     from llm_perf_opt.workflows.run_reader import RunReader
 
-    asked = ExecRequest(
+    request = ExecRequest(
         argv=tuple(program),
         passes=None if passes is None else tuple(_words(passes)),
         range=range_,
@@ -84,12 +84,12 @@ def exec_program(
         max_trace_gb=max_trace_gb,
         device_index=device_index,
     )
-    check_request(asked)
+    check_request(request)
     name = run_name(program)
     folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
-    with ended_in_order():
+    with graceful_exit():
         with progress_for(quiet) as progress:
-            error = capture_program(asked, folder, command_line(), progress)
+            error = capture_program(request, folder, command_line(), progress)
         print_program(folder, report_program(RunReader(folder)), as_json)
         raise_if(error)
 

@@ -6,18 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, verb_group
 from llm_perf_opt.core.terminal import one_line
 
 if TYPE_CHECKING:
     from llm_perf_opt.workspace.externals.verbs import Done, Row
 
-app = typer.Typer(
-    name="externals",
-    cls=WholeHelp,
-    help="Manage reference code under third_party/, listed in third_party/externals.yaml and pinned to commits.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = verb_group(
+    "externals", "Manage reference code under third_party/, listed in third_party/externals.yaml and pinned to commits."
 )
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Entries of externals.yaml; all by default.")]
@@ -42,7 +38,7 @@ def init(
         written = verbs.write_template(places)
         print_json({"written": str(written)}) if as_json else print(f"written: {written}")
         return
-    _finish(verbs.init(places, names or (), _tell), as_json)
+    _finish(verbs.init(places, names or (), _log), as_json)
 
 
 @app.command()
@@ -60,7 +56,7 @@ def update(
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places
 
-    _finish(verbs.update(Places.find(root), names or (), to, _tell), as_json)
+    _finish(verbs.update(Places.find(root), names or (), to, _log), as_json)
 
 
 @app.command()
@@ -80,7 +76,7 @@ def snapshot(
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places
 
-    _finish(verbs.snapshot(Places.find(root), names or (), commit, _tell), as_json)
+    _finish(verbs.snapshot(Places.find(root), names or (), commit, _log), as_json)
 
 
 @app.command()
@@ -130,37 +126,31 @@ def guard(
         raise typer.Exit(1)
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr)
 
 
 def _finish(done: "list[Done]", as_json: bool) -> None:
     """Print the results, and exit with the code of the first failure."""
     if as_json:
-        print_json({"externals": [_as_json(one) for one in done]})
-    for one in done:
-        if one.error is not None:
-            print(f"error: {one_line(one.error.fact)}", file=sys.stderr)
-            print(f"  → {one_line(one.error.remedy)}", file=sys.stderr)
+        print_json({"externals": [_as_json(result) for result in done]})
+    for result in done:
+        if result.error is not None:
+            print(f"error: {one_line(result.error.fact)}", file=sys.stderr)
+            print(f"  → {one_line(result.error.remedy)}", file=sys.stderr)
         elif not as_json:
-            print(f"{one.action:<6}  {one.name}  {one.path}  {one.commit[:12]}{'  ' + one_line(one.note) if one.note else ''}")
+            note = f"  {one_line(result.note)}" if result.note else ""
+            print(f"{result.action:<6}  {result.name}  {result.path}  {result.commit[:12]}{note}")
     if not done and not as_json:
         print("nothing is listed in third_party/externals.yaml")
-    failed = [one.error for one in done if one.error is not None]
+    failed = [result.error for result in done if result.error is not None]
     if failed:
         raise typer.Exit(failed[0].exit_code)
 
 
 def _as_json(done: "Done") -> dict[str, Any]:
     error = {"fact": done.error.fact, "remedy": done.error.remedy} if done.error else None
-    return {
-        "name": done.name,
-        "action": done.action,
-        "path": done.path,
-        "commit": done.commit,
-        "note": done.note,
-        "error": error,
-    }
+    return {"name": done.name, "action": done.action, "path": done.path, "commit": done.commit, "note": done.note, "error": error}
 
 
 def _print_status(rows: "list[Row]") -> None:

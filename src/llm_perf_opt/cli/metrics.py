@@ -5,15 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, verb_group
 from llm_perf_opt.core.records import Missing
 
-app = typer.Typer(
-    name="metrics",
-    cls=WholeHelp,
-    help="Look up hardware counters: the named sets, the counters of a set on a chip, and whether a name exists.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = verb_group(
+    "metrics", "Look up hardware counters: the named sets, the counters of a set on a chip, and whether a name exists."
 )
 
 Chip = Annotated[str | None, typer.Option(help="ga100, ad102, gh100, gb100 or gb202; by default that of this machine's GPU.")]
@@ -35,8 +31,8 @@ def list_sets(as_json: Json = False, debug: Debug = False) -> None:
         print_json({"sets": list(sets.values()), "chips": known, "listed_by": LISTED_BY})
         return
     width = max(map(len, sets))
-    for name, one in sets.items():
-        print(f"{name:<{width}}  {one.description}")
+    for name, metric_set in sets.items():
+        print(f"{name:<{width}}  {metric_set.description}")
     print(f"\nChips, as {LISTED_BY} lists their counters:")
     for chip, products in chips().items():
         print(f"{chip:<{width}}  {len(base_names(chip)):>5,} counters   {products}")
@@ -91,9 +87,9 @@ def check(
     if as_json:
         print_json({"chip": where, "names": found})
     else:
-        for one in found:
-            _print_verdict(one)
-    if any(one["status"] == "unknown" for one in found):
+        for verdict in found:
+            _print_verdict(verdict)
+    if any(verdict["status"] == "unknown" for verdict in found):
         raise typer.Exit(2)
 
 
@@ -113,23 +109,23 @@ def _verdict(chip: str, name: str, known: frozenset[str] | None) -> dict[str, An
     return {"name": name, "status": "ok"}
 
 
-def _print_verdict(one: dict[str, Any]) -> None:
-    print(f"{one['status']:<8} {one['name']}{': ' + one['why'] if 'why' in one else ''}")
-    for close in one.get("near", ()):
+def _print_verdict(verdict: dict[str, Any]) -> None:
+    print(f"{verdict['status']:<8} {verdict['name']}{': ' + verdict['why'] if 'why' in verdict else ''}")
+    for close in verdict.get("near", ()):
         print(f"{'':<8} → near: {close}")
-    for part in one.get("use", ()):
+    for part in verdict.get("use", ()):
         print(f"{'':<8} → {str(part['factor']) + ' × ' if part['factor'] != 1 else ''}{part['name']}")
-    if one.get("note"):
-        print(f"{'':<8}   {one['note']}")
+    if verdict.get("note"):
+        print(f"{'':<8}   {verdict['note']}")
 
 
-def _chip(asked: str | None) -> str:
+def _chip(chosen: str | None) -> str:
     from llm_perf_opt.counters.catalog import DEFAULT_CHIP, base_names, chip_of_device
     from llm_perf_opt.runners.measure.gpu import gpu_name
 
-    if asked is not None:
-        base_names(asked)  # rejects an unknown chip and lists the known ones
-        return asked
+    if chosen is not None:
+        base_names(chosen)  # rejects an unknown chip and lists the known ones
+        return chosen
     device = gpu_name()
     chip = device if isinstance(device, Missing) else chip_of_device(device)
     if isinstance(chip, Missing):

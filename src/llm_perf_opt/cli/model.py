@@ -5,16 +5,10 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, verb_group
 from llm_perf_opt.workspace.data.layout import MODELS_ROOT, given_root
 
-app = typer.Typer(
-    name="model",
-    cls=WholeHelp,
-    help="Link and check model folders.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = verb_group("model", "Link and check model folders.")
 
 Root = Annotated[Path, typer.Option(help="The folder with the links.")]
 

@@ -38,7 +38,7 @@ def _stage_key(stage: "StageTiming") -> str:
 
 
 def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
-    """Print the figures of the request, the warnings and the report's path. `images`: the PNG files, or why there are none."""
+    """Print figures, warnings and the path of the report; `images` are the PNG files, or why there are none."""
     from llm_perf_opt.analysis.metrics import METRICS
     from llm_perf_opt.core.records import Distribution, Missing
     from llm_perf_opt.report.run_tables import what_ran

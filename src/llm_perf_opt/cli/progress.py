@@ -10,7 +10,7 @@ from llm_perf_opt.cli.watching import LastingFile
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.terminal import one_line, raw_stream
 from llm_perf_opt.profiling.passes import TICK
-from llm_perf_opt.report.text import milliseconds
+from llm_perf_opt.report.text import duration, seconds
 
 
 class QuietProgress:
@@ -45,33 +45,33 @@ class PlainProgress(QuietProgress):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._phase = ""
-        self._said_at = self._begun = 0.0
+        self._printed_at = self._begun = 0.0
 
     def pass_started(self, name: str, label: str) -> None:
         """Announce the pass."""
         self._begun = self._clock()
-        self._say(f"{name}: {label}")
+        self._print(f"{name}: {label}")
         self._phase = ""
 
     def pass_message(self, name: str, message: dict[str, Any]) -> None:
         """Announce a new phase, and the progress of a long one."""
         phase = _phase(message)
-        due = self._clock() - self._said_at > PLAIN_EVERY_S
+        due = self._clock() - self._printed_at > PLAIN_EVERY_S
         if phase and phase != self._phase:
             self._phase = phase
-            self._say(f"{name}: {phase}")
+            self._print(f"{name}: {phase}")
         elif phase and due:
-            self._say(f"{name}: {phase} {message.get('text') or _estimate(message)}")
+            self._print(f"{name}: {phase} {message.get('text') or _estimate(message)}")
         elif message == TICK and due:
-            self._say(f"{name}: {self._phase or 'starting'} ({self._clock() - self._begun:.0f} s)")
+            self._print(f"{name}: {self._phase or 'starting'} ({seconds(self._clock() - self._begun)})")
 
     def pass_ended(self, entry: PassRecord) -> None:
         """Announce the result."""
-        took = f" in {entry.seconds:.1f} s" if entry.seconds is not None else ""
-        self._say(f"{entry.name}: {entry.status}{took}{': ' + entry.why if entry.why else ''}")
+        took = f" in {seconds(entry.seconds)}" if entry.seconds is not None else ""
+        self._print(f"{entry.name}: {entry.status}{took}{': ' + entry.why if entry.why else ''}")
 
-    def _say(self, text: str) -> None:
-        self._said_at = self._clock()
+    def _print(self, text: str) -> None:
+        self._printed_at = self._clock()
         print(text, file=LastingFile(sys.stderr, may_break=True), flush=True)
 
 
@@ -82,7 +82,9 @@ class BarProgress(QuietProgress):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        file = LastingFile(raw_stream(terminal or sys.stderr), may_break=True)  # it draws: what it is given is cleaned instead
+        file = LastingFile(
+            raw_stream(terminal or sys.stderr), may_break=True
+        )  # rich writes control codes, so its input is cleaned instead
         self._progress = Progress(
             TextColumn("{task.fields[pass_name]:<8}"),
             BarColumn(bar_width=24),
@@ -155,7 +157,7 @@ def _plain(text: str) -> str:
 
 
 def _estimate(message: dict[str, Any]) -> str:
-    each = milliseconds(float(message.get("estimate_ns", 0)))
+    each = duration(float(message.get("estimate_ns", 0)))
     return f"{message.get('done')} of at most {message.get('at_most')}, {each} each"
 
 

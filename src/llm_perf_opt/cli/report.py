@@ -52,7 +52,7 @@ def report(
         if limits:
             raise ConfigError("The report of `llm-perf exec` uses no peaks.", "Omit --peak-tflops and --bandwidth-gbs.")
         if open_page:
-            raise ConfigError("The report of a user's own program is Markdown, not a page.", "Omit --open.")
+            raise ConfigError("The report of `llm-perf exec` is Markdown, not a page.", "Omit --open.")
         print_program(folder, report_program(run), as_json)
         return
     analysis = report_run(run, limits)
@@ -67,7 +67,7 @@ def report(
 
 
 def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> None:
-    from llm_perf_opt.workflows.sweep import report_sweep, shortcoming
+    from llm_perf_opt.workflows.sweep import report_sweep, sweep_error
 
     if with_limits:
         raise ConfigError(
@@ -84,7 +84,7 @@ def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> Non
         print(f"report: {folder.page_file}")
     if open_page:
         _show(folder.page_file)
-    raise_if(shortcoming(found))
+    raise_if(sweep_error(found))
 
 
 def _show(page: Path) -> None:

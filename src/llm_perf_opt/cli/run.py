@@ -8,8 +8,8 @@ import typer
 
 from llm_perf_opt.cli.completing import complete_override
 from llm_perf_opt.cli.outcome import outcome, print_outcome
-from llm_perf_opt.cli.shared import Debug, Json, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.cli.watching import graceful_exit
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(
         Path | None, typer.Option(metavar="SWEEP", help="Resume a sweep: run the points of this folder that are not complete.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the passes, and exit.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -48,7 +48,7 @@ def run(
     Groups: model, dataset, runtime, hardware, profiling. `llm-perf options` lists their options.
     """
     note_debug(debug)
-    with ended_in_order():
+    with graceful_exit():
         if multirun or resume:
             _sweep(overrides or [], config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
         else:
@@ -112,12 +112,12 @@ def _sweep(
             print_outcome(run, analysis, images)
         return run, error or (analysis.fault if analysis else None)
 
-    from llm_perf_opt.workflows.sweep import report_sweep, shortcoming
+    from llm_perf_opt.workflows.sweep import report_sweep, sweep_error
 
     error = run_sweep(folder, run_one)
     try:
         _, found = report_sweep(folder.path)
-        error = error or shortcoming(found)
+        error = error or sweep_error(found)
     except LlmPerfError:  # a page that fails must not hide why points failed
         if error is None:
             raise
@@ -142,7 +142,7 @@ def _print_points(planned: "Planned") -> None:
 
 
 def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | None":
-    """Write the reports, also for a run that ended early. If the report fails, the error of the run still takes precedence."""
+    """Write the reports, also of a run that failed; an error in the report must not hide why the run failed."""
     from llm_perf_opt.workflows.analyze_run import report_run
     from llm_perf_opt.workflows.run_reader import RunReader
 

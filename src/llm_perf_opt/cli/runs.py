@@ -75,6 +75,6 @@ def _why_no_time(row: "Listed") -> str:
 
 def _time(ns: "Maybe[float] | None") -> str:
     from llm_perf_opt.core.records import Missing
-    from llm_perf_opt.report.text import milliseconds
+    from llm_perf_opt.report.text import duration
 
-    return "" if ns is None else "n/a" if isinstance(ns, Missing) else milliseconds(ns)
+    return "" if ns is None else "n/a" if isinstance(ns, Missing) else duration(ns)

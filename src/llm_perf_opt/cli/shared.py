@@ -11,6 +11,7 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, did_you_mean, ne
 from llm_perf_opt.core.terminal import json_text
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on standard output, everything else on standard error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 _debug = False
@@ -26,6 +27,11 @@ class WholeHelp(TyperGroup):
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+
+def verb_group(name: str, help_text: str) -> typer.Typer:
+    """Return a group of verbs, such as `llm-perf dataset`."""
+    return typer.Typer(name=name, cls=WholeHelp, help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 
 class WithCompletion(WholeHelp):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 50
 _WIDEST_CELL = 72
-_AS_TOLD = ("missing_shapes", "no_device_work")
-"""Problems that follow from a run's own settings: it ran on the CPU, or its preset records no shapes."""
+_EXPECTED_IN_RUNS = ("missing_shapes", "no_device_work")
+"""Problems caused by the settings of a run: it ran on the CPU, or its preset records no shapes."""
 
 
 def sql(
@@ -48,7 +48,7 @@ def sql(
     if as_json and as_csv:
         raise ConfigError("--json and --csv select two formats.", "Use one of them.")
     queries = Queries(source)
-    for problem in _to_tell(queries.opened, of_a_run=source.is_dir()):
+    for problem in _problems_to_print(queries.opened, of_a_run=source.is_dir()):
         print("warning:", indented(problem.what), file=sys.stderr)
     if isinstance(queries.opened.tables, Missing):
         print(f"note: {queries.opened.tables.why}", file=sys.stderr)
@@ -62,10 +62,10 @@ def sql(
         print(f"note: the first {shown} rows; --limit 0 shows all", file=sys.stderr)
 
 
-def _to_tell(opened: "CachedTrace", *, of_a_run: bool) -> "list[TraceProblem]":
-    """Return the problems to print: fatal ones always; others only after parsing, and if a run's settings do not cause them."""
-    remarks = [one for one in opened.trace.problems if not (of_a_run and one.id in _AS_TOLD)] if opened.parsed else []
-    return [one for one in opened.trace.problems if one.fatal or one in remarks]
+def _problems_to_print(opened: "CachedTrace", *, of_a_run: bool) -> "list[TraceProblem]":
+    """Return fatal problems always, and others only on the first parse, unless the settings of the run cause them."""
+    expected = _EXPECTED_IN_RUNS if of_a_run else ()
+    return [problem for problem in opened.trace.problems if problem.fatal or (opened.parsed and problem.id not in expected)]
 
 
 def _show_tables(tables: "list[TableInfo]", as_json: bool, as_csv: bool) -> None:
@@ -114,14 +114,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _cell(value: Any) -> str:
-    """Return a cell of the terminal's table: one line, cut if it is very long."""
+    """Return a cell for the terminal on one line, shortened if it is very long."""
     from llm_perf_opt.report.text import significant
 
     if value is None:

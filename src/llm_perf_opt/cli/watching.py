@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
 from llm_perf_opt.core.records import PassRecord
+from llm_perf_opt.core.units import byte_count
 
 if TYPE_CHECKING:
     from llm_perf_opt.cli.progress import QuietProgress
@@ -67,7 +68,7 @@ def _is_gone(descriptor: int) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-_TELL_EVERY_S = 0.1
+_UPDATE_EVERY_S = 0.1
 _WHY: dict[type[BaseException], str] = {KeyboardInterrupt: "it was interrupted"}
 
 
@@ -77,7 +78,7 @@ def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int],
     from llm_perf_opt.cli.progress import progress_for
 
     begun = time.monotonic()
-    with ended_in_order():
+    with graceful_exit():
         try:
             with progress_for(quiet) as progress:
                 progress.pass_started(name, label)
@@ -99,13 +100,13 @@ _ENDS: dict[int, tuple[type[Interrupted], str]] = {
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def graceful_exit() -> Iterator[None]:
     """Handle SIGTERM (schedulers) and SIGHUP (a closed terminal) like Ctrl-C: keep and report what was captured.
 
     Only the exit code differs. After the first signal, further ones are ignored, so that they cannot interrupt the cleanup. If
     SIGHUP is ignored, as under nohup, it stays ignored.
     """
-    told: list[int] = []
+    received: list[int] = []
     output = [LastingFile(sys.stdout), LastingFile(sys.stderr)]
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -113,20 +114,20 @@ def ended_in_order() -> Iterator[None]:
         if number == signal.SIGHUP:
             for file in output:
                 file.may_break = True
-        if not told:
-            told.append(number)
+        if not received:
+            received.append(number)
             raise KeyboardInterrupt(_ENDS[number][1])  # recorded in run.json and the pages
 
-    heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM]
-    previous = {number: signal.signal(number, stop) for number in heard}
+    handled = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM]
+    previous = {number: signal.signal(number, stop) for number in handled}
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", tuple(output))
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as error:
-        if not told:
+        if not received:
             raise
-        kind, fact = _ENDS[told[0]]
+        kind, fact = _ENDS[received[0]]
         raise kind(fact, error.remedy if isinstance(error, Interrupted) else "") from error
     finally:
         sys.stdout, sys.stderr = streams
@@ -143,15 +144,15 @@ class _Phase:
     def __init__(self, progress: "QuietProgress", name: str, phase: str, total: int) -> None:
         self._progress, self._name, self._phase, self._total = progress, name, phase, total
         self._done = 0
-        self._told_at = 0.0
+        self._updated_at = 0.0
         self.advance(0)
 
     def advance(self, count: int) -> None:
         """Advance by this many bytes."""
         self._done += count
-        if time.monotonic() - self._told_at < _TELL_EVERY_S and self._done < self._total:
+        if time.monotonic() - self._updated_at < _UPDATE_EVERY_S and self._done < self._total:
             return
-        self._told_at = time.monotonic()
-        text = f"{self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
+        self._updated_at = time.monotonic()
+        text = f"{byte_count(self._done)} of {byte_count(self._total)}"
         message = {"event": "progress", "phase": self._phase, "done": self._done, "at_most": self._total, "text": text}
         self._progress.pass_message(self._name, message)

@@ -1,1 +1,1 @@
-"""Pages made of an analysis: HTML, Markdown, terminal, charts."""
+"""Reports of an analysis: HTML, Markdown, terminal, charts."""

@@ -7,34 +7,34 @@ from llm_perf_opt.core.machine_records import CeilingRow, FoundCeilings
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import BYTE_RATE, FLOP_RATE, TIME, in_unit, scale_of
 from llm_perf_opt.report.document import Cell, Column, Document, Paragraph, Section, Table, bullets, cell, count_cell, numbers
-from llm_perf_opt.report.text import ends, known, percent, then
+from llm_perf_opt.report.text import ends, known, percent, seconds, then
 
 _SCALES = {"FLOP/s": FLOP_RATE, "B/s": BYTE_RATE, "ns": TIME}
 
 
 def age_s(found: FoundCeilings, now: datetime) -> float:
-    """Return how long ago the peaks were measured; never negative, even if the clock was set back."""
+    """Return the age of the measured peaks in seconds; never negative, even if the clock was set back."""
     return max(0.0, (now - datetime.fromisoformat(found.ceilings.taken)).total_seconds())
 
 
 def ceilings_document(found: FoundCeilings, now: datetime) -> Document:
-    """Return device, age and conditions, the measured peaks, and what did not go as it should."""
+    """Return the report: device, age and conditions, the measured peaks, notes."""
     ceilings = found.ceilings
     driver = known(then(ceilings.driver, lambda version: f", driver {version}"), "")
     title = f"{ceilings.device_name} ({ceilings.device_kind}, {ceilings.device_id}){driver}, torch {ceilings.torch_version}"
-    source = f"kept from {_age(age_s(found, now))} ago; --refresh measures again" if found.cached else "measured now"
-    kept = then(found.cache_file, lambda file: [f"kept in {file}"])
+    source = f"cached {_age(age_s(found, now))} ago; --refresh measures again" if found.cached else "measured now"
+    kept = then(found.cache_file, lambda file: [f"cached in {file}"])
     notes = [*known(kept, []), *[f"note: {note}" for note in found.notes]]
     sections = [
         Section("conditions", "", [bullets(ceilings.conditions)]),
         Section("peaks", "", [_table(ceilings.rows)]),
         Section("notes", "", [Paragraph(note) for note in notes]),
     ]
-    return Document(title, f"{source} ({ceilings.taken}, in {ceilings.seconds:.1f} s)", "", sections)
+    return Document(title, f"{source} ({ceilings.taken}, in {seconds(ceilings.seconds)})", "", sections)
 
 
 def ceilings_json(found: FoundCeilings, now: datetime) -> dict[str, object]:
-    """Return what `--json` prints."""
+    """Return the data that `--json` prints."""
     return {
         "cached": found.cached,
         "age_s": age_s(found, now),
@@ -46,7 +46,7 @@ def ceilings_json(found: FoundCeilings, now: datetime) -> dict[str, object]:
 
 def _table(rows: Sequence[CeilingRow]) -> Table:
     columns = [Column("quantity"), *numbers("median", "95 % interval", "IQR", "n"), Column("how")]
-    foot = "IQR: the middle half of the samples, in percent of the median. Intervals are of the median."
+    foot = "IQR: interquartile range, in percent of the median. The interval is that of the median."
     table = Table("peaks-table", "", columns, foot=foot)
     for row in rows:
         table.add(row.label, *_cells(row))
@@ -68,8 +68,8 @@ def _cells(row: CeilingRow) -> list[Cell | Missing | str]:
     ]
 
 
-def _age(seconds: float) -> str:
-    whole = timedelta(seconds=round(seconds))
+def _age(age: float) -> str:
+    whole = timedelta(seconds=round(age))
     if whole >= timedelta(days=1):
         return f"{whole.days} day{'s' if whole.days > 1 else ''}"
     for size, unit in ((3600, "h"), (60, "min")):

@@ -1,4 +1,4 @@
-"""What the charts show, before anything is drawn: the same figures for the interactive page and for the still images."""
+"""The data of the charts, shared by the interactive page and the SVG images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +13,13 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetTable
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import FLOP_RATE, duration, in_unit, scaled
-from llm_perf_opt.report.text import known, then
+from llm_perf_opt.report.text import known, missing, then
 
 MOST_KERNEL_POINTS = 60
-"""Per stage on the roofline, the longest: the others take hardly any time."""
+"""Most kernels per stage on the roofline; the longest are drawn."""
 _NAME_WIDTH = 60
 _PLACES = {key.value: place for place, key in enumerate(BudgetKey)}
-"""A row has the same color in every stage."""
+"""Position of each row in the palette, so that it has the same color in every stage."""
 
 _COUNTED = "executed FLOPs over DRAM bytes, counted"
 
@@ -34,7 +34,7 @@ class Use:
     ns: int
     note: str = ""
     color: int = 0
-    """Its place in the palette."""
+    """Position in the palette."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Waterfall:
 
     stage: str
     title: str
-    """What one bar to the right edge is, such as `decode: 18.09 ms per step`."""
+    """Stage and total time, such as `decode, 18.09 ms per step`."""
     uses: tuple[Use, ...]
     notes: tuple[str, ...] = ()
 
@@ -55,7 +55,7 @@ class Waterfall:
 
 @dataclass(frozen=True)
 class RoofLine:
-    """A pair of peaks; without a bandwidth only the flat line."""
+    """A pair of peaks; without a bandwidth, only the flat line."""
 
     name: str
     peak_flops_per_s: float
@@ -64,7 +64,7 @@ class RoofLine:
 
 @dataclass(frozen=True)
 class Point:
-    """One thing that ran, on the roofline."""
+    """A stage, component or kernel on the roofline."""
 
     kind: PointKind
     stage: str
@@ -77,17 +77,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Peaks, and what ran under them."""
+    """The peaks, and the points below them."""
 
     dtype: str
     roofs: tuple[RoofLine, ...]
     points: tuple[Point, ...]
     left_out: tuple[str, ...] = field(default=())
-    """What it cannot show, and why."""
+    """What the chart does not show, and why."""
 
 
 def coarse_waterfalls(found: Maybe[Efficiency]) -> Maybe[tuple[Waterfall, ...]]:
-    """Return roofline time and the time above it, for a run without a budget in more detail."""
+    """Return roofline time and the time above it, for a run without a detailed budget."""
     return then(found, lambda efficiency: _coarse(efficiency.stages))
 
 
@@ -100,7 +100,7 @@ def _coarse(stages: Sequence[StageEfficiency]) -> Maybe[tuple[Waterfall, ...]]:
         whole = round(stage.time_ns.median)
         least = min(round(known(then(best.roofline, lambda floor: floor.seconds), 0.0) * 1e9), whole)
         uses = (
-            Use("roofline time: the least work at the best known peaks", least, f"on the {best.peaks.name} peak"),
+            Use(BudgetKey.ROOFLINE.label, least, f"on the {best.peaks.name} peak"),
             Use("above the roofline time", whole - least, color=1),
         )
         made.append(Waterfall(stage.stage, f"{stage.stage}, one request", uses))
@@ -108,34 +108,34 @@ def _coarse(stages: Sequence[StageEfficiency]) -> Maybe[tuple[Waterfall, ...]]:
 
 
 def budget_of(analysis: RunAnalysis) -> Maybe[tuple[Waterfall, ...]]:
-    """Return a waterfall per stage: the trace's budget, or roofline time and the rest where no trace has more detail."""
+    """Return a waterfall per stage: the budget of the trace, or without one, roofline time and the rest."""
     trace = analysis.trace
     if not isinstance(trace, Missing) and trace.complete and trace.budgets:
         return tuple(_waterfall(table) for table in trace.budgets)
     why = trace.why or "the trace shows no device work in its stages"
-    note = (f"In no more detail: {why}.",)
-    return then(coarse_waterfalls(analysis.efficiency), lambda made: tuple(replace(one, notes=note) for one in made))
+    note = (f"No more detail: {why}.",)
+    return then(coarse_waterfalls(analysis.efficiency), lambda made: tuple(replace(waterfall, notes=note) for waterfall in made))
 
 
 def _waterfall(table: BudgetTable) -> Waterfall:
-    """Return the budget per unit. Rows are whole nanoseconds of all units together, so they are rounded once, at the end."""
+    """Return the budget per unit, rounded so that the rows still sum to the total."""
     units = max(table.units, 1)
     reached = 0
     begun = 0
     uses = []
     for row in table.rows:
         begun += row.ns
-        until = round(begun / units)  # rounding the running sum keeps the whole exact
+        until = round(begun / units)  # rounding the running sum keeps the total exact
         uses.append(Use(row.label, until - reached, color=_PLACES.get(row.key, 0)))
         reached = until
     per = f" per {table.unit}" if table.units > 1 else ""
-    many = f"Of the {table.units} {table.unit}s in the trace, their mean. " if table.units > 1 else ""
+    many = f"Mean of the {table.units} {table.unit}s in the trace. " if table.units > 1 else ""
     title = f"{table.stage}, {duration(table.wall_ns / units)}{per}"
     return Waterfall(table.stage, title, tuple(uses), (f"{many}Time: {table.wall_source}.", *table.problems, *table.notes))
 
 
 def roofline(found: Maybe[Efficiency], kernels: Maybe[KernelEvidence]) -> Maybe[Roofline]:
-    """Return stages and components from the cost model and kernels from their counters, with what log axes cannot show."""
+    """Return stages and components from the cost model, and kernels from their counters."""
     return then(found, lambda efficiency: _roofline(efficiency, kernels))
 
 
@@ -143,8 +143,8 @@ def _roofline(found: Efficiency, kernels: Maybe[KernelEvidence]) -> Maybe[Roofli
     peaks = [(roof, known(roof.peak_flops_per_s, None)) for roof in found.peak_sets]
     lines = [RoofLine(roof.name, peak, known(roof.bandwidth_bytes_per_s, None)) for roof, peak in peaks if peak is not None]
     if not lines:
-        why = next((str(roof.peak_flops_per_s) for roof in found.peak_sets), "n/a: none").removeprefix("n/a: ")
-        return Missing(f"no peak is known: {why}")
+        reasons = [why for _, why in missing((roof.name, roof.peak_flops_per_s) for roof in found.peak_sets)]
+        return Missing(f"no peak is known: {reasons[0] if reasons else 'none'}")
     points: list[Point] = []
     nothing: list[str] = []
     for stage in found.stages:
@@ -155,7 +155,7 @@ def _roofline(found: Efficiency, kernels: Maybe[KernelEvidence]) -> Maybe[Roofli
                 points.append(point)
             elif part.roofline is not None and known(part.time_ns, None) is not None:
                 nothing.append(f"{part.name} of {stage.stage}")
-    left_out = [f"Without FLOPs or without bytes, so not on log axes: {', '.join(nothing)}."] if nothing else []
+    left_out = [f"Not shown, because they have no FLOPs or no bytes: {', '.join(nothing)}."] if nothing else []
     if isinstance(kernels, Missing):
         left_out.append(f"No kernels: {kernels.why}.")
     else:
@@ -204,7 +204,7 @@ def _kernel_points(kernels: KernelEvidence) -> tuple[list[Point], list[str]]:
                 f"{without} of {len(stage.rows)} kernels of {stage.stage} were not counted, or have no FLOPs or no DRAM bytes."
             )
         if len(placed) > MOST_KERNEL_POINTS:
-            remarks.append(f"Of {stage.stage} the {MOST_KERNEL_POINTS} longest of {len(placed)} counted kernels are drawn.")
+            remarks.append(f"Of {stage.stage}, the {MOST_KERNEL_POINTS} longest of {len(placed)} counted kernels are shown.")
     return points, remarks
 
 
@@ -214,7 +214,7 @@ def axis_range(values: Sequence[float], room: float = 2.0) -> tuple[float, float
 
 
 def roofline_extent(data: Roofline) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the ends of both axes: every point and every ridge is inside."""
+    """Return the ends of both axes, so that every point and every ridge is inside."""
     ridges = [roof.peak_flops_per_s / roof.bandwidth_bytes_per_s for roof in data.roofs if roof.bandwidth_bytes_per_s]
     across = [point.flops_per_byte for point in data.points] + ridges
     x = axis_range(across or [1.0, 100.0], 4.0)
@@ -223,16 +223,16 @@ def roofline_extent(data: Roofline) -> tuple[tuple[float, float], tuple[float, f
 
 
 Ticks = list[tuple[float, str]]
-"""Positions and labels of the marks on an axis."""
+"""Positions and labels of the ticks on an axis."""
 
 
 def intensity_ticks(low: float, high: float) -> Ticks:
-    """Return the decades between two intensities, as plain numbers."""
+    """Return a tick per decade of intensity."""
     return [(value, in_unit(value, (1.0, ""), 1)) for value in _decades(low, high)]
 
 
 def rate_ticks(low: float, high: float) -> Ticks:
-    """Return the decades between two rates, each in its own unit: 100 GFLOP/s, 1 TFLOP/s."""
+    """Return a tick per decade of rate, each in its own unit: 100 GFLOP/s, 1 TFLOP/s."""
     return [(value, scaled(value, FLOP_RATE, 1)) for value in _decades(low, high)]
 
 

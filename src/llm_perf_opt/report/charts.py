@@ -1,6 +1,6 @@
-"""Charts as Plotly figures: plain data and layout, drawn by the page's own script. No color of the page is in them.
+"""Charts as Plotly figures: data and layout, drawn by the script of the page, which also sets the colors of the theme.
 
-Plotly reads some tags in labels and hover texts, so names go through `label` and come out as they were.
+Plotly interprets some tags in labels and hover texts; `label` escapes names so that they appear literally.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import TIME, scale_of
 from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.text import bytes_per_s, flops_per_s, milliseconds, percent, present, share_words, significant
+from llm_perf_opt.report.text import bytes_per_s, duration, flops_per_s, percent, present, significant
 
-BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GRAY = (
     "#0072B2",
     "#E69F00",
     "#009E73",
@@ -26,9 +26,9 @@ BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
     "#D8CB1E",
     "#8C8C8C",
 )
-SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY)
-"""In the order they are assigned."""
-STAGE_COLOURS = {"prefill": ORANGE, "decode": BLUE}
+SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GRAY)
+"""The colors, in the order in which they are assigned."""
+STAGE_COLORS = {"prefill": ORANGE, "decode": BLUE}
 
 
 def color_of(number: int) -> str:
@@ -37,12 +37,12 @@ def color_of(number: int) -> str:
 
 
 Figure = dict[str, Any]
-"""`data` and `layout`, as Plotly takes them."""
+"""`data` and `layout` of Plotly."""
 
 MOST_READINGS = 4000
-"""Of one quantity on the telemetry chart."""
+"""Most readings of one quantity on the telemetry chart."""
 MOST_SHADED = 200
-"""Iterations whose prefill is shaded."""
+"""Most iterations whose prefill is shaded."""
 _SYMBOLS = {"stage": "star", "component": "diamond", "kernel": "circle"}
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -53,7 +53,7 @@ def label(name: str) -> str:
 
 
 def wrapped(text: str, width: int = 26) -> str:
-    """Return the same in lines of at most `width` characters, broken between words."""
+    """Return a text in lines of at most `width` characters, broken between words."""
     lines = [""]
     for word in text.split():
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
@@ -64,7 +64,7 @@ def wrapped(text: str, width: int = 26) -> str:
 
 
 def waterfall_chart(data: Waterfall) -> Figure:
-    """Return a bar per use that begins where the one before ended; the last bar is the whole."""
+    """Return a bar per use, each starting where the previous one ends; the last bar is the total."""
     names, bases, lengths, texts, hovers, colors = [], [], [], [], [], []
     reached = 0
     whole = data.total_ns
@@ -73,33 +73,25 @@ def waterfall_chart(data: Waterfall) -> Figure:
         names.append(wrapped(use.label))
         bases.append(reached / size)
         lengths.append(use.ns / size)
-        share = share_words(use.ns / whole) if whole else "n/a"
-        texts.append(f"{milliseconds(use.ns)} · {share}")
+        share = percent(use.ns / whole) if whole else "n/a"
+        texts.append(f"{duration(use.ns)} · {share}")
         hovers.append(
-            f"<b>{label(use.label)}</b><br>{milliseconds(use.ns)}, {share}" + (f"<br>{label(use.note)}" if use.note else "")
+            f"<b>{label(use.label)}</b><br>{duration(use.ns)}, {share}" + (f"<br>{label(use.note)}" if use.note else "")
         )
         colors.append(color_of(use.color))
         reached += use.ns
     names.append("measured")
     bases.append(0)
     lengths.append(whole / size)
-    texts.append(milliseconds(whole))
-    hovers.append(f"<b>{label(data.title)}</b><br>{milliseconds(whole)}")
-    colors.append(GREY)
+    texts.append(duration(whole))
+    hovers.append(f"<b>{label(data.title)}</b><br>{duration(whole)}")
+    colors.append(GRAY)
     trace = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(range(len(names))),
-        "x": lengths,
-        "base": bases,
-        "marker": {"color": colors},
-        "text": texts,
-        "textposition": "outside",
-        "cliponaxis": False,
-        "hovertext": hovers,
+        "type": "bar", "orientation": "h", "y": list(range(len(names))), "x": lengths, "base": bases,
+        "marker": {"color": colors}, "text": texts, "textposition": "outside", "cliponaxis": False, "hovertext": hovers,
         "hoverinfo": "text",
-    }
-    # Long bars have their text beside them too: the axis leaves room for it.
+    }  # fmt: skip
+    # Leave room on the axis for the text next to the longest bar.
     longest = max([abs(base + length) for base, length in zip(bases, lengths, strict=True)] or [1.0]) or 1.0
     lowest = min(0.0, *[base + length for base, length in zip(bases, lengths, strict=True)])
     layout = {
@@ -119,7 +111,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
 
 
 def roofline_chart(data: Roofline) -> Figure:
-    """Return peaks as lines, what ran as points, both axes logarithmic."""
+    """Return the peaks as lines and the points, on logarithmic axes."""
     (low, high), (bottom, top) = roofline_extent(data)
     traces: list[Figure] = []
     for number, roof in enumerate(data.roofs):
@@ -127,45 +119,33 @@ def roofline_chart(data: Roofline) -> Figure:
         bandwidth = roof.bandwidth_bytes_per_s
         moved = f" and {bytes_per_s(bandwidth)}" if bandwidth else ""
         text = f"<b>{label(roof.name)}</b><br>{flops_per_s(roof.peak_flops_per_s)}{moved}"
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": f"{label(roof.name)} peak",
-                "x": [x for x, _ in corners],
-                "y": [y for _, y in corners],
-                "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GREY},
-                "hovertext": [text] * len(corners),
-                "hoverinfo": "text",
-            }
-        )
+        traces.append({
+            "type": "scatter", "mode": "lines", "name": f"{label(roof.name)} peak", "x": [x for x, _ in corners],
+            "y": [y for _, y in corners], "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GRAY},
+            "hovertext": [text] * len(corners), "hoverinfo": "text",
+        })  # fmt: skip
     groups = list(dict.fromkeys((point.kind, point.stage) for point in data.points))
     longest = max([point.time_ns for point in data.points if point.kind != "stage"] or [1])
     for kind, stage in groups:
         members = [point for point in data.points if (point.kind, point.stage) == (kind, stage)]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": f"{label(stage)}: {'whole' if kind == 'stage' else f'{kind}s'}",
-                "x": [point.flops_per_byte for point in members],
-                "y": [point.flops_per_s for point in members],
-                "marker": {
-                    "symbol": _SYMBOLS[kind],
-                    "color": STAGE_COLOURS.get(stage, SERIES[2]),
-                    "opacity": 0.6 if kind == "kernel" else 1,
-                    "size": [18 if kind == "stage" else 6 + 12 * (point.time_ns / longest) ** 0.5 for point in members],
-                    "line": {"width": 1},
-                },
-                "hovertext": [
-                    f"<b>{label(point.name)}</b><br>{label(point.stage)}, {milliseconds(point.time_ns)}<br>"
-                    f"{flops_per_s(point.flops_per_s)}, {bytes_per_s(point.flops_per_s / point.flops_per_byte)}<br>"
-                    f"{significant(point.flops_per_byte)} FLOP/byte<br>{label(point.detail)}"
-                    for point in members
-                ],
-                "hoverinfo": "text",
-            }
-        )
+        traces.append({
+            "type": "scatter", "mode": "markers", "name": f"{label(stage)}: {'whole' if kind == 'stage' else f'{kind}s'}",
+            "x": [point.flops_per_byte for point in members], "y": [point.flops_per_s for point in members],
+            "marker": {
+                "symbol": _SYMBOLS[kind],
+                "color": STAGE_COLORS.get(stage, SERIES[2]),
+                "opacity": 0.6 if kind == "kernel" else 1,
+                "size": [18 if kind == "stage" else 6 + 12 * (point.time_ns / longest) ** 0.5 for point in members],
+                "line": {"width": 1},
+            },
+            "hovertext": [
+                f"<b>{label(point.name)}</b><br>{label(point.stage)}, {duration(point.time_ns)}<br>"
+                f"{flops_per_s(point.flops_per_s)}, {bytes_per_s(point.flops_per_s / point.flops_per_byte)}<br>"
+                f"{significant(point.flops_per_byte)} FLOP/byte<br>{label(point.detail)}"
+                for point in members
+            ],
+            "hoverinfo": "text",
+        })  # fmt: skip
     layout = {
         "xaxis": {
             "type": "log",
@@ -187,14 +167,14 @@ def roofline_chart(data: Roofline) -> Figure:
 
 
 def time_unit(values_ns: Sequence[float]) -> tuple[float, str]:
-    """Return the unit of an axis in nanoseconds, and its name: that of the longest time on it."""
+    """Return the unit of a time axis, in nanoseconds, and its name; the longest time decides."""
     longest = max((abs(value) for value in values_ns), default=0.0)
     return scale_of(longest, TIME) if longest else (1e6, "ms")
 
 
 def _marks(ticks: Ticks) -> Figure:
-    """An axis with these marks alone: the library's own carry prefixes of their own."""
-    return {"tickmode": "array", "tickvals": [value for value, _ in ticks], "ticktext": [said for _, said in ticks]}
+    """Return an axis with these ticks only: Plotly's own would use other units."""
+    return {"tickmode": "array", "tickvals": [value for value, _ in ticks], "ticktext": [text for _, text in ticks]}
 
 
 def _log_range(low: float, high: float) -> list[float]:
@@ -204,7 +184,7 @@ def _log_range(low: float, high: float) -> list[float]:
 
 
 def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
-    """Return the median time of each decode step over the repeats, with the middle half, against its context."""
+    """Return the median time of each decode step over its context, with the middle half of the repeats."""
     mixed = steps_unavailable(timings)
     if mixed is not None:
         return mixed
@@ -216,26 +196,15 @@ def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
     contexts = [timings.workload.padded_tokens + 1 + step for step in range(steps)]
     median, low, high = ([percentile(column, share) for column in columns] for share in (0.5, 0.25, 0.75))
     band = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "middle half of the repeats",
-        "x": contexts + contexts[::-1],
-        "y": high + low[::-1],
-        "fill": "toself",
-        "line": {"width": 0},
-        "fillcolor": "rgba(86,180,233,0.35)",
+        "type": "scatter", "mode": "lines", "name": "middle half of the repeats", "x": contexts + contexts[::-1],
+        "y": high + low[::-1], "fill": "toself", "line": {"width": 0}, "fillcolor": "rgba(86,180,233,0.35)",
         "hoverinfo": "skip",
-    }
+    }  # fmt: skip
     line = {
-        "type": "scatter",
-        "mode": "lines+markers" if steps < 200 else "lines",
-        "name": "median step",
-        "x": contexts,
-        "y": median,
-        "line": {"color": BLUE},
-        "marker": {"size": 5},
+        "type": "scatter", "mode": "lines+markers" if steps < 200 else "lines", "name": "median step", "x": contexts,
+        "y": median, "line": {"color": BLUE}, "marker": {"size": 5},
         "hovertemplate": f"context %{{x}} tokens<br>%{{y:.4g}} {unit}<extra></extra>",
-    }
+    }  # fmt: skip
     layout = {
         "xaxis": {"title": {"text": "context the step attends to, tokens"}},
         "yaxis": {"title": {"text": f"decode step, {unit}"}, "rangemode": "tozero"},
@@ -252,29 +221,22 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
         return Missing("nothing took any time")
     ids = {path: f"n{number}" for number, (path, _) in enumerate(known)}
     whole = sum(ns for path, ns in known if path[:-1] not in ids)
-    root = "all"  # Plotly draws nothing where there are several roots
+    root = "all"  # Plotly draws nothing if there are several roots
     trace = {
-        "type": "icicle",
-        "ids": [root, *[ids[path] for path, _ in known]],
-        "labels": [f"{label(what)}: {milliseconds(whole)}", *[label(path[-1]) or "(no name)" for path, _ in known]],
-        "parents": ["", *[ids.get(path[:-1], root) for path, _ in known]],
-        "values": [whole, *[ns for _, ns in known]],
-        "branchvalues": "total",
-        "tiling": {"orientation": "v"},
-        "pathbar": {"visible": False},
-        "root": {"color": "rgba(140, 140, 140, 0.25)"},  # without it the box around all is an empty space
+        "type": "icicle", "ids": [root, *[ids[path] for path, _ in known]],
+        "labels": [f"{label(what)}: {duration(whole)}", *[label(path[-1]) or "(no name)" for path, _ in known]],
+        "parents": ["", *[ids.get(path[:-1], root) for path, _ in known]], "values": [whole, *[ns for _, ns in known]],
+        "branchvalues": "total", "tiling": {"orientation": "v"}, "pathbar": {"visible": False},
+        "root": {"color": "rgba(140, 140, 140, 0.25)"},  # without a color, the root is an empty box
         "hovertext": [
-            f"<b>all</b><br>{milliseconds(whole)} of {label(what)}",
+            f"<b>all</b><br>{duration(whole)} of {label(what)}",
             *[
-                f"<b>{' › '.join(label(step) for step in path)}</b><br>{milliseconds(ns)} of {label(what)}, {percent(ns / whole)}"
+                f"<b>{' › '.join(label(step) for step in path)}</b><br>{duration(ns)} of {label(what)}, {percent(ns / whole)}"
                 for path, ns in known
             ],
         ],
-        "hoverinfo": "text",
-        "textinfo": "label",
-        "maxdepth": 6,
-        "marker": {"line": {"width": 1}},
-    }
+        "hoverinfo": "text", "textinfo": "label", "maxdepth": 6, "marker": {"line": {"width": 1}},
+    }  # fmt: skip
     return {
         "data": [trace],
         "layout": {"height": 420, "margin": {"l": 5, "r": 5, "t": 36, "b": 5}, "iciclecolorway": list(SERIES)},
@@ -282,7 +244,7 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
 
 
 def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Figure, str]]:
-    """Return the sampler's readings, time counted from the first repeat, each prefill shaded; and what was left out."""
+    """Return the readings over time since the first repeat, with each prefill shaded, and a note on what is left out."""
     begin, end = measured_window(timings)
     rows = _gpu_rows(samples.gpu) if samples.gpu else _cpu_rows(samples.cpu)
     rows = [(name, unit, points) for name, unit, points in rows if points]
@@ -294,19 +256,11 @@ def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Fi
     for number, (name, unit, points) in enumerate(rows):
         axis = "" if number == 0 else str(number + 1)
         shown = points[::stride]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": name,
-                "x": [(at - begin) / 1e9 for at, _ in shown],
-                "y": [value for _, value in shown],
-                "xaxis": "x",
-                "yaxis": f"y{axis}",
-                "line": {"color": color_of(number)},
-                "hovertemplate": f"%{{x:.3f}} s<br>{label(name)} %{{y:.4g}} {unit}<extra></extra>",
-            }
-        )
+        traces.append({
+            "type": "scatter", "mode": "lines", "name": name, "x": [(at - begin) / 1e9 for at, _ in shown],
+            "y": [value for _, value in shown], "xaxis": "x", "yaxis": f"y{axis}", "line": {"color": color_of(number)},
+            "hovertemplate": f"%{{x:.3f}} s<br>{label(name)} %{{y:.4g}} {unit}<extra></extra>",
+        })  # fmt: skip
         height = 1 / len(rows)
         low = 1 - (number + 1) * height
         layout[f"yaxis{axis}"] = {
@@ -319,12 +273,12 @@ def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Fi
         "anchor": f"y{len(rows)}" if len(rows) > 1 else "y",
     }
     layout["shapes"] = _shading(timings, begin, end)
-    note = f"Every {stride}th reading is drawn; nvml.csv has all." if stride > 1 else ""
+    note = f"The chart shows one of every {stride} readings; nvml.csv has all." if stride > 1 else ""
     return {"data": traces, "layout": layout}, note
 
 
 def _shading(timings: CleanTimings, begin: int, end: int) -> list[Figure]:
-    """The measured window, and inside it every prefill."""
+    """Return the shading of the measured window and of every prefill."""
 
     def band(start: int, stop: int, color: str) -> Figure:
         return {

@@ -1,4 +1,4 @@
-"""What a comparison comes to, in sentences."""
+"""The sentences of a comparison: verdicts, causes, what could not be compared, how to read it."""
 
 import math
 from collections.abc import Sequence
@@ -11,20 +11,15 @@ from llm_perf_opt.analysis.comparison.kernels import Both, unequal_steps
 from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, RECOMMENDED_RUNS, are_several, is_measured
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import Stage
-from llm_perf_opt.report.text import gibibytes, known, missing, then, with_unit, words
+from llm_perf_opt.report.text import known, memory_size, missing, percent, signed_percent, signed_percents, then, with_unit, words
 
 HEADLINE = ("e2e", "ttft", "tpot")
-LEVEL_WORDS = f"{LEVEL * 100:g} %"
-SAME_STEPS = "profiling.torch.decode_steps and profiling.nsys.decode_steps, the same on both sides, cure it."
-
-
-def signed_percent(share: float) -> str:
-    """Return a change with its sign."""
-    return f"{round(share * 100, 2) + 0.0:+.2f} %"  # never −0.00
+LEVEL_WORDS = percent(LEVEL, 0)
+SAME_STEPS = "Set profiling.torch.decode_steps and profiling.nsys.decode_steps to the same values on both sides."
 
 
 def verdict_sentences(found: Comparison) -> list[str]:
-    """Return the verdicts on the request as a whole and on its two halves."""
+    """Return the verdicts on the whole request, on prefill and on decode."""
     if found.unjudged:
         return [f"No verdict: {found.unjudged.removesuffix('.')}."]
     rows = [found.row(key) for key in HEADLINE]
@@ -32,7 +27,7 @@ def verdict_sentences(found: Comparison) -> list[str]:
 
 
 def cause_sentences(found: Comparison) -> list[str]:
-    """Return, for each stage that changed, the rows of its budget that changed most; nothing without budgets."""
+    """Return, for each stage that changed, the rows of its budget that changed most; an empty list without budgets."""
     budget = known(found.budget, None)
     if budget is None:
         return []
@@ -46,11 +41,11 @@ def cause_sentences(found: Comparison) -> list[str]:
         named = [_cause(row) for row, by in moved[:_MOST_CAUSES] if by and abs(by) >= least]
         if named:
             steps = found.traced.budget[0] if stage == Stage.DECODE else 0
-            part = f", of the {steps} tokens in it" if steps else ""
-            sentences.append(f"Why {stage} is {verdict}, by the budgets of one trace a side{part}: {'; '.join(named)}.")
+            tokens = f" of {steps} tokens" if steps else ""
+            sentences.append(f"Why {stage} is {verdict}, from the budgets of one trace{tokens} per side: {'; '.join(named)}.")
     decode = _stage_verdict(found, Stage.DECODE)
     if unequal_steps(found.traced.budget) and decode in ("faster", "slower"):
-        sentences.append(f"Why decode is {decode} is not known: {unequal_steps(found.traced.budget)}. {SAME_STEPS}")
+        sentences.append(f"Why decode is {decode} is unknown: {unequal_steps(found.traced.budget)}. {SAME_STEPS}")
     return sentences
 
 
@@ -59,14 +54,14 @@ def _stage_verdict(found: Comparison, stage: str) -> str:
     return known(effects[0], "") if effects else ""
 
 
-_IN_TURN = f"make {RECOMMENDED_RUNS} runs a side, in turn"
+_ALTERNATE = f"make {RECOMMENDED_RUNS} runs per side and alternate the sides"
 _MOST_CAUSES = 3
 _WORTH_NAMING = 0.05
-"""A smaller share of all changes in a budget explains nothing."""
+"""A row with a smaller share of all changes in a budget is not named."""
 
 
 def _moved(row: FigureChange) -> float:
-    """Return the change of a row; one that is missing on a side took no time there."""
+    """Return the change of a row; a row that is missing on one side took no time there."""
     base, new = (0.0 if value == ONE_SIDED else value for value in (row.base, row.new))
     return known(then(base, lambda before: then(new, lambda after: after - before)), 0.0)
 
@@ -83,108 +78,108 @@ def _verdict_words(effect: Effect) -> str:
     if effect.verdict != "not distinguishable":
         return f"new is {effect.verdict} ({about})"
     if effect.rival is not None:
-        return f"not distinguishable ({about}; the machine changed its speed: {effect.rival.words}; {_IN_TURN})"
+        return f"not distinguishable ({about}; the machine changed its speed: {effect.rival.words}; {_ALTERNATE})"
     if effect.uncertainty.moved and effect.interval.has_zero:
         by = math.expm1(effect.uncertainty.moved)
-        return f"not distinguishable ({about}; the machine changed its speed by {by:.1%} during a run; {_IN_TURN})"
+        return f"not distinguishable ({about}; the machine changed its speed by {percent(by)} during a run; {_ALTERNATE})"
     if effect.uncertainty.restless:
-        return f"not distinguishable ({about}; repeats scatter by {effect.uncertainty.scatter:.1%}, much for so few runs a side)"
+        scatter = f"repeats scatter by {percent(effect.uncertainty.scatter)}, too much for so few runs per side"
+        return f"not distinguishable ({about}; {scatter})"
     if not effect.interval.has_zero:
-        return f"not distinguishable ({about}; smaller than the smallest change worth a verdict)"
+        return f"not distinguishable ({about}; smaller than the smallest change that gets a verdict)"
     return f"not distinguishable ({about})"
 
 
 def interval_words(effect: Effect) -> str:
-    """Return the ends, or that they are unknown: the sentences before and the cautions say why."""
-    ends = then(effect.interval, lambda found: f"{found.low * 100:+.2f} to {found.high * 100:+.2f} %")
+    """Return the ends of the interval, or `unknown`: the verdicts and the cautions give the reason."""
+    ends = then(effect.interval, lambda found: signed_percents(found.low, found.high))
     return "exact" if effect.exact else known(ends, "unknown")
 
 
 def gate_line(result: GateResult) -> str:
-    """Return a gate's outcome in a line, with what it would take to decide it."""
+    """Return the outcome of a gate on one line, with what is needed to decide it."""
     needed = needed_words(result)
     return f"{result.outcome}: {result.gate.asked}: {result.why}{needed and f'. {needed}'}"
 
 
 def needed_words(result: GateResult) -> str:
-    """Return what it would take to decide a gate; nothing where it is decided."""
+    """Return what is needed to decide a gate; empty if it is decided."""
     if result.outcome != "cannot tell":
         return ""
-    return f"{result.needed.why}." if isinstance(result.needed, Missing) else f"To tell: {result.needed}."
+    return f"{result.needed.why}." if isinstance(result.needed, Missing) else f"To decide: {result.needed}."
 
 
 def stage_words(rows: Sequence[Row]) -> str:
     """Return what the rows of the stages mean."""
     paired = next((steps for row in rows if (steps := known(then(row.effect, lambda effect: effect.paired_steps), 0))), 0)
     if not paired:
-        return "decode is all steps of a request, decode_step the median of its single steps."
+        return "decode: all steps of a request. decode_step: the median of its single steps."
     return (
-        "decode is all steps of a request, decode_step one of them: the median over the steps of each step's median over the "
-        f"repeats. It is paired: its change is that of {paired} steps, each against the same step of the other side."
+        "decode: all steps of a request. decode_step: one step, the median over all steps of each step's median over the "
+        f"repeats. Its change is paired: each of {paired} steps is compared with the same step of the other side."
     )
 
 
 def looked_into_words(found: Comparison) -> list[str]:
-    """Return which of several runs per side operators, kernels, budget and counters are from."""
+    """Return which runs the operators, kernels, budget and counters come from; an empty list for one run per side."""
     if len(found.base_runs) == len(found.new_runs) == 1:
         return []
     base, new = found.looked_into
     return [
-        "Operators, kernels, budget and counters are those of one run a side: of the runs that hold most of them, the one whose "
-        f"end-to-end time is nearest the side's median. Base: {base}. New: {new}."
+        "Operators, kernels, budget and counters come from one run per side: among the runs that have the most of them, the one "
+        f"whose end-to-end time is nearest the median of the side. Base: {base}. New: {new}."
     ]
 
 
 USAGE_WORDS = (
-    "Memory and energy are read once a run. What the allocator and the driver hand out repeats to the byte, so its change is "
-    "exact unless runs of one side differ. Energy is the time of the requests times the power of the card: it has the interval "
-    f"of that time, and where the runs do not measure it or the sides ran on different cards, {POWER_SPREAD:.0%} of deviation "
-    "between their powers on top."
+    "Memory and energy are read once per run. What the allocator and the driver report repeats to the byte, so its change is "
+    "exact unless runs of one side differ. Energy is the time of the requests times the power of the card. Its interval is that "
+    f"of the time; a deviation of {percent(POWER_SPREAD, 0)} between the powers is added if the runs do not measure it or the "
+    "sides ran on different cards."
 )
 
 
 def figure_words(value: float, unit: str) -> str:
     """Return a figure with its unit."""
-    return gibibytes(round(value)) if unit == "bytes" else with_unit(value, unit)
+    return memory_size(value) if unit == "bytes" else with_unit(value, unit)
 
 
 def left_out(found: Comparison) -> list[str]:
-    """Return what could not be compared, and why."""
+    """Return what could not be compared, with the reason."""
     lost = missing([
         *((row.label, row.effect) for row in (*found.metrics, *found.stages)),
         ("operators", found.operators), ("kernels", found.kernels), ("budget", found.budget), ("counters", found.counters),
     ])  # fmt: skip
     decode = (("budget", found.budget, found.traced.budget), ("kernels", found.kernels, found.traced.kernels))
-    there = [(name, unequal_steps(steps)) for name, value, steps in decode if known(value, None) is not None]
-    lost += [(f"decode in the {name}", why) for name, why in there if why]
+    unequal = [(name, unequal_steps(steps)) for name, value, steps in decode if known(value, None) is not None]
+    lost += [(f"decode in the {name}", why) for name, why in unequal if why]
     lost += missing((row.label, row.change) for row in (*found.memory, *found.energy))
     return [f"{name}: {why}" for name, why in lost]
 
 
 def traced_words(steps: Both, request: Both) -> str:
-    """Return of how many tokens the decode figures of a trace are; nothing where that is not known."""
+    """Return how many tokens the decode figures of the traces cover; empty if that is unknown."""
     if unequal_steps(steps):
         return f"Decode is not compared: {unequal_steps(steps)}. {SAME_STEPS}"
     if 0 in steps:
         return ""
-    mean = f"Decode is per token: of the {steps[0]} tokens in the trace of each side, their mean"
+    mean = f"Decode is per token: the mean of the {steps[0]} tokens in the trace of each side"
     if max(request) <= steps[0]:
         return f"{mean}."
     many = str(request[0]) if request[0] == request[1] else f"{request[0]} and {request[1]}"
-    return f"{mean}. A request has {many} such steps, the later ones at longer contexts: the rows need not add up to TPOT."
+    return f"{mean}. A request has {many} decode steps, later ones with longer contexts, so the rows need not sum to TPOT."
 
 
 def method_words(found: Comparison) -> str:
     """Return how the verdicts were reached."""
     return (
-        f"A change is that of the medians of unprofiled repeats, with a {LEVEL_WORDS} bootstrap interval, widened where "
-        f"neighboring repeats resemble each other. {_between_words(found)} If the sides were made one after the other, and a "
-        "drift or a switch of the machine's speed inside the runs explains their difference better than a change of the program, "
-        "the interval is widened to include zero. A change is called faster or slower when its "
-        f"interval excludes zero and it is at least {found.judgement.smallest:.1%}; of changes that are none, the level lets "
-        f"{1 - LEVEL:.0%} be called one. "
-        f"A gate passes where the worsening is, with {BOUND_LEVEL:.0%} confidence, within its tolerance, and is a regression "
-        "where the whole interval lies beyond it."
+        f"A change compares the medians of unprofiled repeats, with a {LEVEL_WORDS} bootstrap interval that is widened if "
+        f"neighboring repeats are correlated. {_between_words(found)} If the sides ran one after the other, and a drift or a "
+        "switch of the machine's speed during the runs explains the difference better than a change of the program, the interval "
+        "is widened to include zero. A change is called faster or slower if its interval excludes zero and it is at least "
+        f"{percent(found.judgement.smallest)}; {percent(1 - LEVEL, 0)} of comparisons without a real change still get one of "
+        f"these verdicts. A gate passes if, with {percent(BOUND_LEVEL, 0)} confidence, the metric is no worse than its "
+        "tolerance allows; it is a regression if the whole interval is beyond the tolerance."
     )
 
 
@@ -192,14 +187,15 @@ def _between_words(found: Comparison) -> str:
     judgement = found.judgement
     runs = len(found.base_runs), len(found.new_runs)
     if is_measured(runs, judgement):
-        words = "The spread between processes is measured over the runs of both sides (Student's t over their medians)."
+        words = "The spread between processes is measured from the runs of both sides (Student's t over their medians)."
     elif judgement.process_spread is None:
         return "The spread between processes is unknown, so there is no interval and no verdict."
     else:
         words = (
-            f"The spread between processes is assumed to be {judgement.process_spread:.1%}, or more where the machine "
-            "changed its speed by more during a run, or runs of one side differ by more (with Student's t for so few)."
+            f"The spread between processes is assumed to be {percent(judgement.process_spread)}, or more if the machine changed "
+            "its speed by more during a run, or if runs of one side differ by more (with Student's t for so few)."
         )
     if are_several(runs):
         return words
-    return f"{words} Where repeats scatter by more than {judgement.restless:.0%}, a change must exceed the range they visit."
+    scatter = percent(judgement.restless, 0)
+    return f"{words} If repeats scatter by more than {scatter}, a change must exceed the range of the repeats."

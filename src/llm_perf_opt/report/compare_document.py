@@ -1,4 +1,4 @@
-"""The report of a comparison: the verdict first, changes with their intervals, budgets, kernels, what differs."""
+"""The report of a comparison: verdict, changes with their intervals, budgets, kernels, differences."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.comparison.kernels import ComparedKernel, KernelMatch
 from llm_perf_opt.analysis.kernels.names import short_name, short_names
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.report.charts import BLUE, GREY, ORANGE, Figure, label, time_unit
+from llm_perf_opt.report.charts import BLUE, GRAY, ORANGE, Figure, label, time_unit
 from llm_perf_opt.report.compare import (
     LEVEL_WORDS,
     USAGE_WORDS,
@@ -23,7 +23,6 @@ from llm_perf_opt.report.compare import (
     looked_into_words,
     method_words,
     needed_words,
-    signed_percent,
     stage_words,
     traced_words,
     verdict_sentences,
@@ -46,17 +45,17 @@ from llm_perf_opt.report.document import (
     when_known,
 )
 from llm_perf_opt.report.terminal import table_text
-from llm_perf_opt.report.text import known, milliseconds, missing, signed, then
+from llm_perf_opt.report.text import duration, known, mean_count, missing, signed, signed_percent, then
 
 NAME_WIDTH = 72
-"""Characters of a kernel's name in a table."""
+"""Most characters of a kernel name in a table."""
 _KERNELS_TITLE = "Kernels on both sides, matched by name or by role; decode per token"
 
 
 def comparison_document(found: Comparison) -> Document:
     """Return the whole report."""
     sides = f"base: {', '.join(found.base_runs)}; new: {', '.join(found.new_runs)}"
-    meant = f". The experiment: {', '.join(found.experiment)}" if found.experiment else ""
+    experiment = f". Experiment: {', '.join(found.experiment)}" if found.experiment else ""
     failed = [gate_line(result) for result in found.gates if result.outcome == "regression"]
     failed += verdict_sentences(found) if found.unjudged else []
     kernels = _note(traced_words(found.traced.kernels, found.traced.request))
@@ -66,7 +65,7 @@ def comparison_document(found: Comparison) -> Document:
     sections = [
         Section("verdict", "Verdict", _verdict(found)),
         Section("metrics", "Metrics and stages", _metrics(found)),
-        Section("budget", "Budget against budget", [*budget, *when_known("Budgets:", found.budget, _budget)]),
+        Section("budget", "Budgets", [*budget, *when_known("Budgets:", found.budget, _budget)]),
         Section("kernels", "Kernels", [*kernels, *when_known("Kernels:", found.kernels, _kernels)]),
         Section("operators", "Operators", [*_note(found.unseen), *when_known("Operators:", found.operators, _operators)]),
         Section("figures", "Memory, energy and counters", [usage, Paragraph(USAGE_WORDS), *counters]),
@@ -74,7 +73,7 @@ def comparison_document(found: Comparison) -> Document:
         Section("left-out", "Not compared", [bullets(left_out(found) or ["Nothing."])]),
         Section("method", "How to read it", [Paragraph(method_words(found))]),
     ]
-    return Document("Comparison", sides + meant, "; ".join(failed), sections)
+    return Document("Comparison", sides + experiment, "; ".join(failed), sections)
 
 
 def comparison_text(found: Comparison) -> str:
@@ -98,7 +97,7 @@ def _note(text: str) -> list[Block]:
 
 
 def _verdict(found: Comparison) -> list[Block]:
-    first = ["Not judged: see the top."] if found.unjudged else [*verdict_sentences(found), *cause_sentences(found)]
+    first = ["No verdict; the reason is at the top."] if found.unjudged else [*verdict_sentences(found), *cause_sentences(found)]
     blocks: list[Block] = [bullets(first)]
     blocks += [_gates(found.gates)] if found.gates else []
     blocks += [Paragraph("Cautions", "heading"), bullets(found.cautions)] if found.cautions else []
@@ -106,7 +105,7 @@ def _verdict(found: Comparison) -> list[Block]:
 
 
 def _gates(results: Sequence[GateResult]) -> Table:
-    table = Table("gates", "Gates", [Column("gate"), Column("outcome"), Column("why"), Column("to tell")])
+    table = Table("gates", "Gates", [Column("gate"), Column("outcome"), Column("why"), Column("to decide")])
     for result in results:
         table.add(result.gate.asked, result.outcome, result.why, needed_words(result))
     return table
@@ -121,7 +120,7 @@ def _metrics(found: Comparison) -> list[Block]:
 
 
 def changes_table(name: str, rows: Sequence[Row | UsageChange]) -> Table:
-    """Return each figure on both sides with its change, the interval of that, and the verdict."""
+    """Return each figure on both sides, its change with the interval, and the verdict."""
     columns = [Column("metric"), *numbers("base", "new", f"change, {LEVEL_WORDS} interval"), Column("verdict"), Column("repeats")]
     table = Table(f"{name}-rows", name.capitalize(), columns)
     for row in rows:
@@ -152,7 +151,7 @@ def _repeats(counts: Sequence[int]) -> str:
 
 
 def _changes_chart(found: Comparison) -> Block:
-    """Every change with its interval, as a ratio of new to base on a logarithmic axis: twice and half lie equally far from 1."""
+    """Return every change with its interval, as the ratio of new to base on a logarithmic axis."""
     compared = [(row, row.effect) for row in (*found.metrics, *found.stages) if not isinstance(row.effect, Missing)]
     if not compared:
         return Unavailable("Changes:", "no metric could be compared")
@@ -162,7 +161,7 @@ def _changes_chart(found: Comparison) -> Block:
     trace: Figure = {
         "type": "scatter", "mode": "markers", "x": [1 + effect.change for _, effect in compared], "y": list(range(len(compared))),
         "marker": {"size": 10, "color": BLUE},
-        "error_x": {"type": "data", "symmetric": False, "color": GREY, "array": above, "arrayminus": below},
+        "error_x": {"type": "data", "symmetric": False, "color": GRAY, "array": above, "arrayminus": below},
         "hovertext": [_hover(row, effect) for row, effect in compared], "hoverinfo": "text",
     }  # fmt: skip
     layout: Figure = {
@@ -172,13 +171,13 @@ def _changes_chart(found: Comparison) -> Block:
             "automargin": True,
         },
         "shapes": [
-            {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": {"dash": "dash", "color": GREY}}
+            {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": {"dash": "dash", "color": GRAY}}
         ],
         "height": 90 + 32 * len(compared),
     }  # fmt: skip
     unknown = not any(reaches)
-    title = f"Change of each metric, {'whose interval is unknown' if unknown else f'with its {LEVEL_WORDS} interval'}"
-    notes = ["1: no change. The arrows show which way is better."]
+    title = f"Change of each metric, {'interval unknown' if unknown else f'with its {LEVEL_WORDS} interval'}"
+    notes = ["1: no change. An arrow shows which direction is better."]
     return Chart("changes", title, {"data": [trace], "layout": layout}, notes=notes)
 
 
@@ -189,7 +188,7 @@ def _hover(row: Row, effect: Effect) -> str:
 
 
 def _named(row: Row) -> str:
-    """A row of the chart with the way that is better: rates and times lie in one picture."""
+    """Return the label of a row with an arrow in the better direction: the chart has both rates and times."""
     return f"{label(row.label)} {'→' if row.higher_is_better else '←'}"
 
 
@@ -224,7 +223,7 @@ def _budget_chart(rows: Sequence[FigureChange]) -> Figure:
 
 def _figures(name: str, rows: Sequence[FigureChange]) -> Table:
     columns = [Column("figure"), *numbers("base", "new", "change")]
-    table = Table(f"{name}-rows", f"{name.capitalize()}, one reading a run", columns)
+    table = Table(f"{name}-rows", f"{name.capitalize()}, one reading per run", columns)
     for row in rows:
         table.add(row.label, _figure(row.base, row.unit), _figure(row.new, row.unit), cell(row.change, signed_percent))
     return table
@@ -235,14 +234,14 @@ def _kernels(match: KernelMatch) -> list[Block]:
     table = Table("matched-kernels", _KERNELS_TITLE, [Column("stage"), *numbered], tools=True)
     for pair in match.pairs:
         difference = cell(pair.new_ns - pair.base_ns, signed)
-        sides = (cell(pair.base_ns, milliseconds), cell(pair.new_ns, milliseconds))
-        calls = (cell(pair.base_calls, calls_words), cell(pair.new_calls, calls_words))
+        sides = (cell(pair.base_ns, duration), cell(pair.new_ns, duration))
+        calls = (cell(pair.base_calls, mean_count), cell(pair.new_calls, mean_count))
         table.add(pair.stage, difference, *sides, _pair(pair), pair.role, *calls)
     return [table, _alone("appeared", match.appeared), _alone("vanished", match.vanished)]
 
 
 def _pair(pair: KernelPair) -> Cell:
-    """The kernel, or both where they are not the same."""
+    """Return the name of the kernel, or both names if they differ."""
     if pair.how == "same name":
         return name_cell(pair.base_name, short_name(pair.base_name, NAME_WIDTH))
     both = short_names(pair.base_name, pair.new_name, NAME_WIDTH)
@@ -252,17 +251,10 @@ def _pair(pair: KernelPair) -> Cell:
 def _alone(name: str, kernels: Sequence[ComparedKernel]) -> Table:
     columns = [Column("stage"), *numbers("time", "calls"), Column("kernel"), Column("role")]
     table = Table(name, f"Kernels that {name}: {len(kernels)}", columns, tools=len(kernels) > 10)
-    for one in kernels:
-        kernel = name_cell(one.name, short_name(one.name, NAME_WIDTH))
-        table.add(one.stage, cell(one.time_ns, milliseconds), cell(one.calls, calls_words), kernel, one.role)
+    for kernel in kernels:
+        spent = (cell(kernel.time_ns, duration), cell(kernel.calls, mean_count))
+        table.add(kernel.stage, *spent, name_cell(kernel.name, short_name(kernel.name, NAME_WIDTH)), kernel.role)
     return table
-
-
-def calls_words(calls: float) -> str:
-    """Return launches; per token they need not be whole."""
-    if calls == round(calls):
-        return f"{round(calls):,}"
-    return f"{calls:,.1f}" if calls >= 1000 else f"{calls:.4g}"
 
 
 def _operators(rows: Sequence[OperatorChange]) -> list[Block]:
@@ -272,8 +264,8 @@ def _operators(rows: Sequence[OperatorChange]) -> list[Block]:
         table.add(
             name_cell(row.name),
             cell((row.new_ns or 0) - (row.base_ns or 0), signed),
-            Cell("appeared", 0) if row.base_ns is None else cell(row.base_ns, milliseconds),
-            Cell("vanished", 0) if row.new_ns is None else cell(row.new_ns, milliseconds),
+            Cell("appeared", 0) if row.base_ns is None else cell(row.base_ns, duration),
+            Cell("vanished", 0) if row.new_ns is None else cell(row.new_ns, duration),
             count_cell(row.base_calls),
             count_cell(row.new_calls),
         )

@@ -1,4 +1,4 @@
-"""The cost of a model: what each component computes and moves, and the least time it takes on given hardware."""
+"""The report of `llm-perf cost`: FLOPs and bytes of each component, and roofline times on given hardware."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.limits.roofline import RooflineTime, TurningPoint, WhatIf
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Block, Cell, Column, Document, Paragraph, Section, Table, cell, count_cell, numbers
-from llm_perf_opt.report.text import count, flops, milliseconds, moved_bytes, percent, significant, then
+from llm_perf_opt.report.text import bytes_per_s, count, duration, flops, flops_per_s, moved_bytes, percent, significant, then
 
-_ABOUT_COST = "FLOPs: matrix products, a multiply-add counts 2, attention causal. Bytes: the least that must be moved."
-_ABOUT_TIME = "Roofline time: sum over components of the longer of FLOPs / peak and bytes / bandwidth. Nothing real is faster."
+_ABOUT_COST = "FLOPs: matrix products, a multiply-add counts 2, attention is causal. Bytes: the minimum that must be moved."
+_ABOUT_TIME = "Roofline time: sum over components of the longer of FLOPs / peak and bytes / bandwidth. No real run is faster."
 
 
 def cost_document(cost: ModelCost) -> Document:
-    """Return parameters, cache, and both stages component by component."""
+    """Return the parameters, the cache, and both stages by component."""
     architecture = cost.architecture
     latent = f", latent attention {cost.formats.mla}" if architecture.has_latent_attention else ""
     decoder = f" ({_decoder_of(architecture.part_of)})" if architecture.part_of else ""
@@ -36,17 +36,17 @@ def cost_document(cost: ModelCost) -> Document:
 def what_if_document(
     rows: Sequence[WhatIf], turning: Sequence[TurningPoint], hardware: Hardware, part_of: str | None = None
 ) -> Document:
-    """Return the roofline time of every combination, and where decode turns compute-bound."""
-    peaks = ", ".join(f"{dtype} {peak.flops_per_s / 1e12:,.4g}" for dtype, peak in hardware.peaks.items())
-    title = f"{hardware.name}: {hardware.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {peaks} TFLOP/s dense ({hardware.source})"
+    """Return the roofline time of every combination, and where decode becomes compute-bound."""
+    peaks = ", ".join(f"{dtype} {flops_per_s(peak.flops_per_s)}" for dtype, peak in hardware.peaks.items())
+    title = f"{hardware.name}: {bytes_per_s(hardware.bandwidth_bytes_per_s)}, dense {peaks} ({hardware.source})"
     subtitle = f"Roofline times of {_decoder_of(part_of)}." if part_of else ""
     blocks: list[Block] = [_what_if(rows), *[Paragraph(_turning(point)) for point in turning], Paragraph(_ABOUT_TIME)]
     return Document(title, subtitle, "", [Section("what-if", "", blocks)])
 
 
 def _apart(blocks: Sequence[Block]) -> list[Section]:
-    """A section for each, so that they are set apart in the terminal."""
-    return [Section(f"part-{number}", "", [block]) for number, block in enumerate(blocks)]
+    """Return a section for each block: the terminal separates sections by an empty line."""
+    return [Section(f"block-{number}", "", [block]) for number, block in enumerate(blocks)]
 
 
 def _decoder_of(model_type: str) -> str:
@@ -65,7 +65,7 @@ def _what_if(rows: Sequence[WhatIf]) -> Table:
             row.formats.weights,
             row.formats.kv,
             *sizes,
-            cell((row.weight_bytes + row.kv_cache_bytes) / 1e9, lambda gigabytes: f"{gigabytes:.1f} GB"),
+            cell(row.weight_bytes + row.kv_cache_bytes, moved_bytes),
             cell(row.fits, lambda fitting: "yes" if fitting else "no"),
             *_least(row.prefill),
             *_least(row.decode),
@@ -75,7 +75,7 @@ def _what_if(rows: Sequence[WhatIf]) -> Table:
 
 
 def _least(value: Maybe[RooflineTime]) -> list[Cell | Missing]:
-    return [cell(then(value, lambda floor: floor.seconds * 1e9), milliseconds), cell(then(value, lambda floor: floor.bound))]
+    return [cell(then(value, lambda floor: floor.seconds * 1e9), duration), cell(then(value, lambda floor: floor.bound))]
 
 
 def _stage(name: str, title: str, stage: StageCost) -> Table:
@@ -86,7 +86,7 @@ def _stage(name: str, title: str, stage: StageCost) -> Table:
         table.add(part.name, cell(part.flops, flops), shares[0], cell(part.bytes, moved_bytes), shares[1])
     table.add("total", cell(stage.flops, flops), "", cell(stage.bytes, moved_bytes), "")
     whole, intensity = flops(stage.flops_full_attention), significant(stage.flops_per_byte)
-    table.foot = f"whole attention: {whole} · arithmetic intensity {intensity} FLOP/byte"
+    table.foot = f"full attention: {whole} · arithmetic intensity {intensity} FLOP/byte"
     return table
 
 
@@ -95,6 +95,6 @@ def _turning(point: TurningPoint) -> str:
         return value.why if isinstance(value, Missing) else f"batch {value:,}"
 
     return (
-        f"decode at context {point.context:,}, {point.formats.weights}: the whole step turns compute-bound at: {at(point.step)}; "
+        f"decode at context {point.context:,}, {point.formats.weights}: the step becomes compute-bound at: {at(point.step)}; "
         f"its weight matrices alone at: {at(point.weights)}"
     )

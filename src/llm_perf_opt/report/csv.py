@@ -1,4 +1,4 @@
-"""Tables as CSV. An empty cell is a missing value; the reports have its reason."""
+"""Tables as CSV. A missing value is an empty cell; the reports show the reason."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ def telemetry_csv(telemetry: Telemetry) -> str:
 
 
 def rows_csv(header: list[str], rows: list[list[Any]]) -> str:
-    """Return the rows of a query."""
+    """Return the rows of a query as CSV."""
     return _csv([str(_cell(name)) for name in header], rows)
 
 
@@ -41,7 +41,7 @@ def _csv(header: list[str], rows: list[list[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Text stays on its line, and text that a spreadsheet would run as a formula is kept text."""
+    """Return a cell; text is put on one line, and a quote keeps spreadsheets from running it as a formula."""
     if value is None or isinstance(value, Missing):
         return ""
     if not isinstance(value, str):

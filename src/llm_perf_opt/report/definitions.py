@@ -1,6 +1,7 @@
-"""docs/metrics.md, made from the definitions in the code.
+"""docs/metrics.md and the table of docs/findings.md, generated from the definitions in the code.
 
 python -m llm_perf_opt.report.definitions > docs/metrics.md
+python -m llm_perf_opt.report.definitions findings
 """
 
 import inspect
@@ -13,11 +14,11 @@ from llm_perf_opt.analysis.limits.hardware import HARDWARE, RATES
 from llm_perf_opt.analysis.metrics import METRICS
 from llm_perf_opt.analysis.stats import CONFIDENCE, LEAST_BEYOND, PERCENTILE_METHOD
 from llm_perf_opt.report.markdown import table
-from llm_perf_opt.report.text import significant
+from llm_perf_opt.report.text import percent, significant
 
 
 def metrics_page() -> str:
-    """Every metric with its definition, and the hardware table."""
+    """Return the page: every metric with its definition, and the hardware table."""
     latency = [[f"`{metric.key}`", metric.label, metric.unit, metric.definition] for metric in METRICS]
     limits = [[metric.label, metric.unit, f"`{metric.formula}`", metric.definition] for metric in EFFICIENCY_METRICS]
     return "\n".join(
@@ -32,8 +33,8 @@ def metrics_page() -> str:
             "interval are computed from the median of its time and the ends of that time's interval.",
             "",
             table(["key", "metric", "unit", "definition"], latency),
-            f"The interval is the {CONFIDENCE:.0%} interval of the median, from order statistics. A percentile is shown if "
-            f"at least {LEAST_BEYOND} values are expected beyond it, by {PERCENTILE_METHOD}.",
+            f"The interval is the {percent(CONFIDENCE, 0)} interval of the median, from order statistics. A percentile is shown "
+            f"if at least {LEAST_BEYOND} values are expected beyond it, by {PERCENTILE_METHOD}.",
             "",
             "## Distance from the roofline",
             "",
@@ -42,8 +43,8 @@ def metrics_page() -> str:
             "",
             *[f"- {word}: {meaning}" for word, meaning in VERDICTS],
             "",
-            f"{EVIDENCE} A utilization above 100 % of a datasheet peak, or above {MEASURED_MARGIN:.0%} of a measured one, is an "
-            "error that says what to check.",
+            f"{EVIDENCE} A utilization above 100 % of a datasheet peak, or above {percent(MEASURED_MARGIN, 0)} of a measured "
+            "one, is an error that says what to check.",
             "",
             "## Hardware",
             "",
@@ -63,15 +64,8 @@ def _hardware() -> str:
     return table(["key", "device", *RATES, "GB/s", "source"], rows, "ll" + "r" * (len(RATES) + 1) + "l")
 
 
-if __name__ == "__main__":
-    sys.stdout.write(metrics_page())
-
-
-# --- rules page -------------------------------------------------------------------------------------------------------
-
-
 def rules_table() -> str:
-    """Every rule: its id, its family and what it finds, in the words of the code."""
+    """Return the table of rules: id, family, and the first line of the docstring."""
     rows = []
     for rule in RULES:
         family = rule.__module__.rsplit(".", 1)[-1]
@@ -81,4 +75,4 @@ def rules_table() -> str:
 
 
 if __name__ == "__main__":
-    print(rules_table(), end="")
+    sys.stdout.write(rules_table() if sys.argv[1:] == ["findings"] else metrics_page())

@@ -1,7 +1,7 @@
 """A report as data: sections of paragraphs, lists, cards, charts and tables.
 
-Built once from an analysis; html.py, markdown.py and terminal.py render it, so what one of them shows, all show. Text is plain:
-every renderer escapes for its own format.
+It is built once from an analysis; html.py, markdown.py and terminal.py render it, so all of them show the same. Text is plain:
+each renderer escapes it for its own format.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,28 +15,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cell:
-    """One value as it is read."""
+    """One cell of a table."""
 
     text: str
     order: float | None = None
-    """What a column of numbers is sorted by."""
+    """The sort key of a number."""
     whole: str = ""
-    """The whole of a shortened text."""
+    """The full text, if `text` is shortened."""
     link: str = ""
-    """A file next to the page that the text leads to."""
+    """A file next to the page that the text links to."""
     note: str = ""
-    """The mark of the reason, where there is no value."""
+    """The mark of the reason, if the value is missing."""
     below: str = ""
-    """Small print in a line of its own, such as the interval of a figure."""
+    """Small print on its own line, such as the interval of a figure."""
     is_name: bool = False
-    """A name from a trace: it may be long, and breaks anywhere."""
+    """Whether it is a name from a trace, which may be long and break anywhere."""
     indent: int = 0
-    """Levels below the row it belongs to."""
+    """Levels of indentation."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading; numbers are right-aligned."""
+    """The heading of a column; numbers are right-aligned."""
 
     name: str
     number: bool = False
@@ -44,7 +44,7 @@ class Column:
 
 @dataclass
 class Table:
-    """Rows of cells. A large one (`tools`) can be sorted and filtered in HTML."""
+    """A table; with `tools`, it can be sorted and filtered in HTML."""
 
     id: str
     caption: str
@@ -53,7 +53,7 @@ class Table:
     rows: list[list[Cell]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     foot: str = ""
-    """How to read it, and what was left out."""
+    """How to read the table, and what is left out."""
     block: ClassVar[str] = "table"
 
     def add(self, *values: Cell | Missing | str) -> None:
@@ -73,12 +73,12 @@ class Table:
 
     @property
     def body(self) -> list[list[Cell]]:
-        """The rows; of a table without any, one that says so."""
+        """The rows; for an empty table, one row that says `none`."""
         return self.rows or [[Cell("none"), *[Cell("")] * (len(self.columns) - 1)]]
 
     @property
     def marked_reasons(self) -> list[tuple[str, str]]:
-        """Mark and reason of everything that is missing."""
+        """Mark and reason of each missing value."""
         return [(mark(index), why) for index, why in enumerate(self.reasons)]
 
 
@@ -92,7 +92,7 @@ class Paragraph:
 
 
 class Item(NamedTuple):
-    """One entry of a list: it may begin with something to stress, and have details below it."""
+    """An entry of a list, with an optional bold head and details."""
 
     head: str
     text: str
@@ -101,7 +101,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Items:
-    """A list, numbered where it is `ordered`."""
+    """A list, numbered if `ordered`."""
 
     items: Sequence[Item]
     kind: str = ""
@@ -110,7 +110,7 @@ class Items:
 
 
 class Image(NamedTuple):
-    """A still image that is written next to the reports."""
+    """An image file next to the reports."""
 
     title: str
     file: str
@@ -118,7 +118,7 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """A Plotly figure with what it shows in words. `still` is its SVG, for where no script runs."""
+    """A Plotly figure with a caption; `still` is an SVG for pages where no script runs."""
 
     id: str
     caption: str
@@ -126,15 +126,15 @@ class Chart:
     still: str = ""
     notes: Sequence[str] = ()
     half: bool = False
-    """Whether two fit next to each other where there is room."""
+    """Whether two charts fit next to each other."""
     image: Image | None = None
-    """The file that shows it; several charts may share one."""
+    """The file with this chart; several charts may share one."""
     block: ClassVar[str] = "chart"
 
 
 @dataclass(frozen=True)
 class Code:
-    """Something to type, or what a program printed."""
+    """A command, or the output of a program."""
 
     text: str
     block: ClassVar[str] = "code"
@@ -142,7 +142,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """What cannot be shown, and why."""
+    """Something that cannot be shown, with the reason."""
 
     what: str
     why: str
@@ -150,7 +150,7 @@ class Unavailable:
 
 
 class Card(NamedTuple):
-    """A figure of the first screen."""
+    """A key figure at the top of a report."""
 
     name: str
     value: str
@@ -159,7 +159,7 @@ class Card(NamedTuple):
 
 @dataclass(frozen=True)
 class Cards:
-    """Figures next to each other."""
+    """Key figures next to each other."""
 
     cards: Sequence[Card]
     block: ClassVar[str] = "cards"
@@ -170,7 +170,7 @@ Block = Paragraph | Items | Chart | Table | Code | Unavailable | Cards
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading; without a title they follow what is above them."""
+    """Blocks under a heading; without a title, they continue the section above."""
 
     id: str
     title: str
@@ -184,7 +184,7 @@ class Document:
     title: str
     subtitle: str
     notice: str
-    """What must be known before anything else, such as that the run is partial; empty where all is well."""
+    """A notice at the top, for example that the run is partial; may be empty."""
     sections: Sequence[Section]
 
     @property
@@ -197,20 +197,20 @@ class Document:
 
 
 def cell(value: Maybe[T], show: Callable[[T], str] = str, mark: str = "") -> Cell | Missing:
-    """Return a value as a cell that sorts by its number. A missing value stays missing: its table marks the reason."""
+    """Return a cell with a value, sorted by number. A missing value stays missing; its table marks the reason."""
     if isinstance(value, Missing):
         return value
     return Cell(f"{show(value)}{mark}", float(value) if isinstance(value, int | float) else None)
 
 
 def name_cell(name: str, short: str | None = None) -> Cell:
-    """Return a name, shortened where `short` is given, with the whole kept."""
+    """Return a cell with a name, shown as `short` if that is given."""
     shown = (short if short is not None else name) or "(no name)"
     return Cell(shown, whole=name if shown != name and name else "", is_name=True)
 
 
 def count_cell(number: int) -> Cell:
-    """Return a number of things."""
+    """Return a cell with a count."""
     return Cell(f"{number:,}", number)
 
 
@@ -225,7 +225,7 @@ def bullets(texts: Iterable[str], kind: str = "") -> Items:
 
 
 def when_known(what: str, value: Maybe[T], build: Callable[[T], Sequence[Block]]) -> list[Block]:
-    """Return the blocks built from a value, or one that says why there are none."""
+    """Return the blocks built from a value; for a missing value, a block with the reason."""
     return [Unavailable(what, value.why)] if isinstance(value, Missing) else list(build(value))
 
 

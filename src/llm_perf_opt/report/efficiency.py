@@ -11,13 +11,13 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Cell, Column, Item, Items, Table, cell, numbers
 from llm_perf_opt.report.text import (
     bytes_per_s,
+    duration,
     ends,
     fine_percent,
     flops,
     flops_per_s,
     known,
     known_within,
-    milliseconds,
     moved_bytes,
     percent,
     significant,
@@ -26,16 +26,16 @@ from llm_perf_opt.report.text import (
     words,
 )
 
-_OUTSIDE = Missing("it is outside the cost model")
+_OUTSIDE = Missing("outside the cost model")
 _COMPONENTS = (
-    "Time is that under the profiler (of kernels, which it does not change; of the host on a CPU) in prefill and in the profiled "
-    "decode steps, against the roofline time of as many steps on the best peaks known. Reading the cache counts with "
-    "attention_core, writing it with the projections."
+    "Times are measured under the profiler, in prefill and in the profiled decode steps: kernel time, which the profiler does "
+    "not change, or host time on a CPU. The roofline time is that of as many steps at the best known peaks. Reading the KV cache "
+    "belongs to attention_core, writing it to the projections."
 )
 
 
 def used_verdicts(found: Efficiency) -> list[tuple[str, str]]:
-    """Return the words that the stages are called by, with what they mean."""
+    """Return the verdicts that occur, with their meanings."""
     used = {stage.verdict for stage in found.stages}
     return [(word, meaning) for word, meaning in VERDICTS if used.intersection(word.split(", "))]
 
@@ -61,25 +61,25 @@ def peaks_table(found: Efficiency) -> Table:
 
 
 def stage_facts(found: Efficiency) -> Items:
-    """Return what each stage computes and moves, and the rates it reaches."""
+    """Return what each stage computes and moves, and the rates it achieves."""
     return Items([Item(f"{stage.stage}:", _facts(stage)) for stage in found.stages])
 
 
 def _facts(stage: StageEfficiency) -> str:
     cost = stage.cost
-    launches = known(then(stage.launches, lambda count: f", {count:,} launches, copies too, in the profiled steps"), "")
+    launches = known(then(stage.launches, lambda count: f", {count:,} launches, including copies, in the profiled steps"), "")
     return (
-        f"{milliseconds(stage.time_ns.median)} ({known_within(stage.time_ns, 'ns')}); "
-        f"{flops(cost.flops)} causal ({flops(cost.flops_full_attention)} whole attention) and "
-        f"at least {moved_bytes(cost.bytes)}; reached {flops_per_s(stage.flops_per_s)} and "
+        f"{duration(stage.time_ns.median)} ({known_within(stage.time_ns, 'ns')}); "
+        f"{flops(cost.flops)} causal ({flops(cost.flops_full_attention)} with full attention) and "
+        f"at least {moved_bytes(cost.bytes)}; achieved {flops_per_s(stage.flops_per_s)} and "
         f"{bytes_per_s(stage.bytes_per_s)}; {significant(cost.flops_per_byte)} FLOP/byte; "
-        f"kernels' share of the time {words(stage.busy, fine_percent)}{launches}."
+        f"kernels' share of the time {words(stage.busy, percent)}{launches}."
     )
 
 
 def limits_table(found: Efficiency, hfus: Sequence[StageHfu]) -> Table:
-    """Return every stage against every pair of peaks; `hfus` where counters were read."""
-    names = ("MFU (causal)", "MFU (whole attention)", "HFU", "MBU", "roofline time", "× roofline", "kernels' share of the time")
+    """Return every stage against every pair of peaks; `hfus` are empty if no counters were read."""
+    names = ("MFU (causal)", "MFU (full attention)", "HFU", "MBU", "roofline time", "× roofline", "kernels' share of the time")
     table = Table("limits-table", "Stages against the roofline", [Column("stage"), Column("against"), *numbers(*names)])
     for stage in found.stages:
         for entry in stage.against:
@@ -101,35 +101,35 @@ def _hfu(stage: StageEfficiency, roof: str, hfus: Sequence[StageHfu]) -> Maybe[H
     found = next((dict(entry.against) for entry in hfus if entry.stage == stage.stage), None)
     if found is None:
         return Missing("no hardware counters were read")
-    return found.get(roof, Missing("it was not compared with this peak"))
+    return found.get(roof, Missing("not compared with this peak"))
 
 
 def hfu_cell(value: Maybe[Hfu]) -> Cell | Missing:
-    """Return executed FLOPs over the peak, with the sign of what is not in it."""
+    """Return executed FLOPs over the peak; a sign shows what is not included."""
     return cell(value, lambda hfu: f"{hfu.sign} {fine_percent(hfu.share)}".strip())
 
 
 def _roofline_time(entry: RooflineComparison) -> Cell | Missing:
-    alone = ", compute alone" if entry.peaks.in_cache else ""
-    return cell(then(entry.roofline, lambda least: least.seconds * 1e9), milliseconds, alone)
+    alone = ", compute only" if entry.peaks.in_cache else ""
+    return cell(then(entry.roofline, lambda least: least.seconds * 1e9), duration, alone)
 
 
 def _times(value: Maybe[float], stage: StageEfficiency) -> Cell | Missing:
-    """With the interval of the stage's time carried over."""
-    within = then(value, lambda factor: then(ends(stage.time_ns), partial(_carried, factor, stage.time_ns.median)))
+    """Return the factor with its interval, derived from that of the stage's time."""
+    within = then(value, lambda factor: then(ends(stage.time_ns), partial(_scaled, factor, stage.time_ns.median)))
     return cell(value, times, known(within, ""))
 
 
-def _carried(factor: float, median: float, found: tuple[float, float]) -> str:
+def _scaled(factor: float, median: float, found: tuple[float, float]) -> str:
     low, high = (factor * end / median for end in found)
     return f" ({significant(low, 3)} – {significant(high, 3)})"
 
 
 def components_table(found: Efficiency) -> Table:
-    """Return every component of every stage against its own roofline time; without their times, what they compute and move."""
+    """Return every component against its roofline time; without times, only what it computes and moves."""
     names = ("FLOPs", "bytes", "FLOP/byte", "time", "share", "FLOP/s", "bytes/s", "MFU", "MBU", "roofline time", "× roofline")
     columns = [Column("stage"), Column("component"), *numbers(*names), Column("bound by")]
-    table = Table("parts", "Components of the model, in the profiled steps", columns, tools=True, foot=_COMPONENTS)
+    table = Table("components", "Components of the model, in the profiled steps", columns, tools=True, foot=_COMPONENTS)
     for stage in found.stages:
         if isinstance(stage.components, Missing):
             for cost in stage.cost.components:
@@ -143,7 +143,7 @@ def components_table(found: Efficiency) -> Table:
 
 def _component(part: ComponentEfficiency, whole_ns: int) -> list[Cell | Missing | str]:
     least, time = part.roofline, part.time_ns
-    spent = [cell(time, milliseconds), cell(then(time, lambda ns: ns / whole_ns), percent)]
+    spent = [cell(time, duration), cell(then(time, lambda ns: ns / whole_ns), percent)]
     if least is None:
         return [*[_OUTSIDE] * 3, *spent, *[_OUTSIDE] * 7]
     rate = then(time, lambda ns: least.flops * 1e9 / max(ns, 1))
@@ -155,7 +155,7 @@ def _component(part: ComponentEfficiency, whole_ns: int) -> list[Cell | Missing 
         cell(moved, bytes_per_s),
         cell(part.mfu, fine_percent),
         cell(part.mbu, fine_percent),
-        cell(least.seconds * 1e9, milliseconds),
+        cell(least.seconds * 1e9, duration),
         cell(part.times_roofline, times),
         bound_words(least),
     ]
@@ -167,5 +167,5 @@ def _work(computed: float, moved: float) -> list[Cell | Missing]:
 
 
 def bound_words(floor: ComponentRoofline) -> str:
-    """Return whether compute or memory sets a component's roofline time; neither where it has none."""
+    """Return whether compute or memory sets the roofline time of a component, or `nothing`."""
     return floor.bound if floor.seconds else "nothing"

@@ -1,4 +1,4 @@
-"""Findings and their trials: as lists and tables of a report, for the terminal, as data."""
+"""Findings and their trials: as blocks of a report, for the terminal, as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -6,22 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analysis.trace.document import OVERLAP, Finding, ThroughputLine, TraceAnalysis
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import durations
 from llm_perf_opt.report.document import Block, Cell, Column, Item, Items, Paragraph, Table, cell, numbers
 from llm_perf_opt.report.terminal import block_text
-from llm_perf_opt.report.text import milliseconds, significant, then
+from llm_perf_opt.report.text import duration, percent, signed_percent, significant, then
 
-if TYPE_CHECKING:  # a kept analysis of a trace is shown at once: these take long to import
+if TYPE_CHECKING:  # slow to import, and not needed to show a cached analysis
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
     from llm_perf_opt.analysis.verification import Trial, Verification
 
 THROUGHPUT = "throughput"
 WITHIN = 0.25
-"""A predicted time this near to the measured one is called right."""
-_NOTHING = "Nothing found: no rule found anything above its threshold."
+"""A prediction within this relative error holds."""
+_NOTHING = "No findings: no rule found anything above its threshold."
 
 
 def findings_of(analysis: "RunAnalysis") -> Maybe[Sequence[Finding]]:
-    """Return what to change, the largest saving first."""
+    """Return the findings, the largest saving first."""
     return then(analysis.trace, _findings_in)
 
 
@@ -30,7 +31,7 @@ def _findings_in(trace: TraceAnalysis) -> Maybe[Sequence[Finding]]:
 
 
 def finding_blocks(findings: Sequence[Finding], tried: "Verification | None" = None) -> list[Block]:
-    """Return every finding with its saving, its evidence, what to try, and what became of it where it was tried."""
+    """Return every finding with its saving, its evidence, what to try, and the result of its trial."""
     blocks: list[Block] = []
     if findings:
         trials = trials_of(tried)
@@ -43,13 +44,13 @@ def finding_blocks(findings: Sequence[Finding], tried: "Verification | None" = N
 
 
 def gist_items(findings: Sequence[Finding], tried: "Verification | None") -> Items:
-    """Return findings for the first screen: what each saves, the first sentence of its claim, and how to try it."""
+    """Return findings for the summary: saving, headline, and how to try each."""
     trials = trials_of(tried)
     return Items([_gist(finding, trials.get(finding.id)) for finding in findings], "gists")
 
 
 def trials_of(found: "Verification | None") -> "dict[str, Trial]":
-    """Return the trials by the finding they tried."""
+    """Return the trials by finding."""
     return {} if found is None else {trial.id: trial for trial in found.trials}
 
 
@@ -59,12 +60,12 @@ def advice_text(findings: Sequence[Finding]) -> str:
 
 
 def trials_text(found: "Verification") -> str:
-    """Return predicted against measured for the terminal."""
+    """Return predicted and measured times for the terminal."""
     return f"\n{block_text(trials_table(found))}\n"
 
 
 def verification_json(found: "Verification") -> dict[str, Any]:
-    """Return the trials with the figures that follow from the others."""
+    """Return the trials with their derived figures."""
     trials = [
         asdict(trial) | {"saving_ns": trial.saving_ns, "predicted_ns": trial.predicted_ns, "error": trial.error}
         for trial in found.trials
@@ -89,10 +90,7 @@ def _gist(finding: Finding, trial: "Trial | None") -> Item:
     attempt = f"Try {' '.join(finding.overrides)}" if finding.overrides else "What to change is described below"
     outcome = f" Tried: {trial_words(replace(trial, overrides=()))}" if trial is not None else ""
     effect = _effect(finding)
-    return Item(
-        f"{effect[0].upper()}{effect[1:]}, {finding.confidence} confidence.",
-        f"{finding.headline} {attempt}.{outcome}",
-    )
+    return Item(f"{effect[0].upper()}{effect[1:]}, {finding.confidence} confidence.", f"{finding.headline} {attempt}.{outcome}")
 
 
 def _effect(finding: Finding) -> str:
@@ -102,23 +100,23 @@ def _effect(finding: Finding) -> str:
 
 
 def saving_words(finding: Finding) -> str:
-    """Return the saving with its bounds, or why there is none."""
+    """Return the saving with its range, or why there is none."""
     if finding.saving_ns is None or finding.saving_low_ns is None or finding.saving_high_ns is None:
         return f"n/a: {finding.saving_why}"
     if finding.saving_high_ns == 0:
-        return "nothing on the wall clock"
-    low, high = milliseconds(finding.saving_low_ns), milliseconds(finding.saving_high_ns)
-    return f"about {milliseconds(finding.saving_ns)} per {finding.saving_per} ({low} to {high})"
+        return "no wall-clock time"
+    within = durations(finding.saving_low_ns, finding.saving_high_ns, 3)
+    return f"about {duration(finding.saving_ns, 3)} per {finding.saving_per} ({within})"
 
 
 def throughput_words(found: ThroughputLine) -> str:
-    """Return tokens per second now and at the larger batch, and how long a token takes then. Nothing of it is a saving."""
+    """Return tokens per second now and at the larger batch, and the time per token there. This is not a saving."""
     low, high = significant(found.tokens_per_s_after_low), significant(found.tokens_per_s_after_high)
-    longest = f", {milliseconds(found.step_after_high_ns)} at worst" if found.step_after_high_ns > found.step_after_ns else ""
+    longest = f", {duration(found.step_after_high_ns)} at worst" if found.step_after_high_ns > found.step_after_ns else ""
     return (
         f"{significant(found.tokens_per_s)} tokens/s at batch {found.batch:,}, about {significant(found.tokens_per_s_after)} "
-        f"({low} to {high}) at batch {found.batch_after:,}, where a token takes about {milliseconds(found.step_after_ns)}"
-        f"{longest}, not {milliseconds(found.step_ns)}"
+        f"({low} to {high}) at batch {found.batch_after:,}, where a token takes about {duration(found.step_after_ns)}"
+        f"{longest}, instead of {duration(found.step_ns)}"
     )
 
 
@@ -126,9 +124,11 @@ def throughput_words(found: ThroughputLine) -> str:
 
 
 def trials_table(found: "Verification") -> Table:
-    """Return what became of the findings that were tried."""
+    """Return the trials of findings."""
     names = ("before", "predicted", "measured", "saved", "predicted saving")
-    table = Table("trials", f"Tried, each alone, against {found.base}", [Column("finding"), *numbers(*names), Column("verdict")])
+    table = Table(
+        "trials", f"Trials, each change alone, against {found.base}", [Column("finding"), *numbers(*names), Column("verdict")]
+    )
     for trial in found.trials:
         table.add(trial.id, *_trial_cells(trial))
     table.foot = f"The base was measured again: {found.remeasured}." if found.remeasured else ""
@@ -136,24 +136,24 @@ def trials_table(found: "Verification") -> Table:
 
 
 def _trial_cells(trial: "Trial") -> list[Cell | Missing | str]:
-    """Times, or tokens per second of what is for throughput."""
+    """Return times; for a throughput finding, tokens per second."""
     if trial.before_ns is None or trial.after_ns is None or trial.saving_ns is None:
-        why = Missing(trial.why or "it was not measured")
+        why = Missing(trial.why or "not measured")
         return [why, why, why, why, _time(trial.predicted_saving_ns), why]
     if trial.kind == THROUGHPUT:
-        none = Missing("throughput: no request is faster")
+        none = Missing("a throughput change makes no request faster")
         predicted = cell(trial.predicted_ns, token_rate) if trial.predicted_ns else _UNPREDICTED
         measured = (cell(trial.before_ns, token_rate), predicted, cell(trial.after_ns, token_rate))
         return [*measured, none, none, _verdict(trial)]
     ns = (trial.before_ns, trial.predicted_ns, trial.after_ns, trial.saving_ns, trial.predicted_saving_ns)
-    return [*[_time(one) for one in ns], _verdict(trial)]
+    return [*[_time(value) for value in ns], _verdict(trial)]
 
 
-_UNPREDICTED = Missing("nothing was predicted")
+_UNPREDICTED = Missing("no prediction")
 
 
 def _time(ns: int | None) -> Cell | Missing:
-    return _UNPREDICTED if ns is None else cell(ns, milliseconds)
+    return _UNPREDICTED if ns is None else cell(ns, duration)
 
 
 def trial_words(trial: "Trial") -> str:
@@ -162,9 +162,9 @@ def trial_words(trial: "Trial") -> str:
     if trial.saving_ns is None or trial.before_ns is None or trial.after_ns is None:
         return f"{overrides}not measured: {trial.why.rstrip('.')}."
     of_rate = trial.kind == THROUGHPUT
-    show = token_rate if of_rate else milliseconds
+    show = token_rate if of_rate else duration
     per = "" if of_rate else f" per {trial.unit}"
-    expected = f" where {show(trial.predicted_ns)} was predicted" if trial.predicted_ns else ""
+    expected = f", predicted {show(trial.predicted_ns)}" if trial.predicted_ns else ""
     return f"{overrides}{show(trial.before_ns)} became {show(trial.after_ns)}{per}{expected} ({_verdict(trial)})."
 
 
@@ -172,7 +172,8 @@ def _verdict(trial: "Trial") -> str:
     if trial.saving_ns is None or trial.error is None or trial.spread_ns is None:
         return "n/a"
     of_rate = trial.kind == THROUGHPUT
-    near = f"predicted tokens/s {1 / (1 + trial.error) - 1:+.0%}" if of_rate else f"predicted time {trial.error:+.0%}"
+    error = 1 / (1 + trial.error) - 1 if of_rate else trial.error
+    near = f"predicted {'tokens/s' if of_rate else 'time'} {signed_percent(error, 0)}"
     if abs(trial.saving_ns) <= trial.spread_ns:
         return f"no difference beyond the spread; {near}"
     if trial.saving_ns < 0:
@@ -182,7 +183,7 @@ def _verdict(trial: "Trial") -> str:
 
 
 def token_rate(ns: float) -> str:
-    """Return a token's share of the batch's step as tokens per second."""
+    """Return the time per token of a batch as tokens per second."""
     return f"{significant(1e9 / ns)} tokens/s"
 
 
@@ -190,10 +191,10 @@ def token_rate(ns: float) -> str:
 
 
 def finding_sentences(trace: Maybe[TraceAnalysis], shares: Mapping[str, float] | None = None) -> list[str]:
-    """Return the finding that saves a request most, for the summary. `shares`: the share of a request that each stage is."""
+    """Return the finding that saves most, for the summary; `shares` are the shares of the stages in a request."""
     if isinstance(trace, Missing):
         return []
-    found = next((one for one in trace.findings if _saves(one)), None)
+    found = next((finding for finding in trace.findings if _saves(finding)), None)
     if found is None:
         return []
     saved = saving_words(found)
@@ -213,20 +214,20 @@ def _saves(finding: Finding) -> bool:
 
 
 def _of_a_request(trace: TraceAnalysis, finding: Finding, share: float) -> str:
-    """The saving as a share of its stage in the trace, whose steps may be longer than the request's others, times the stage's."""
-    budget = next((one for one in trace.budgets if one.stage == finding.stage and one.wall_ns), None)
+    """Return the saving as a share of a request: its share of the stage in the trace times the share of the stage."""
+    budget = next((budget for budget in trace.budgets if budget.stage == finding.stage and budget.wall_ns), None)
     if budget is None or finding.saving_ns is None:
         return ""
     saved = share * finding.saving_ns * budget.units / budget.wall_ns
-    words = f"about {saved * 100:.0f} %" if saved >= 0.01 else "under 1 %"
+    words = f"about {percent(saved, 0)}" if saved >= 0.01 else "less than 1 %"
     return f"That is {words} of a request, with {finding.confidence} confidence."
 
 
 def _elsewhere(trace: TraceAnalysis, found: Finding, longest: str) -> str:
-    """Why the first change is not one to the stage that takes most of the time."""
+    """Return what to do about the longest stage, if the finding is about another one."""
     if found.stage == longest:
         return ""
-    number = next((place for place, one in enumerate(trace.findings, 1) if _saves(one) and one.stage == longest), 0)
+    number = next((place for place, other in enumerate(trace.findings, 1) if _saves(other) and other.stage == longest), 0)
     if number:
-        return f"What saves most in {longest} is finding {number} of the report."
-    return f"For {longest}, where most of the time goes, no rule has a change that makes a request faster."
+        return f"The largest saving in {longest} is finding {number} of the report."
+    return f"For {longest}, where most of the time goes, no rule found a change that makes a request faster."

@@ -1,6 +1,6 @@
-"""A document as one self-contained HTML file: no request leaves it, and no name in it can become markup or script.
+"""Render a document as one self-contained HTML file. It fetches nothing, and names in it cannot become markup or script.
 
-The policy in its head lets nothing run but the two scripts written here (by their hashes), and lets nothing be fetched at all.
+Its content security policy allows only the two scripts written here, identified by their hashes.
 """
 
 import base64
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MOST_BYTES = 8_000_000
-"""A page larger than this is a defect: mail and browsers still take it."""
+"""The largest page that tests accept; browsers and mail can still handle it."""
 
 
 _HALVES = re.compile("[\ud800-\udfff]")
-_STILL = "Charts are still images, and some are missing: the package plotly was not installed where this page was written."
+_STILL = "Charts are static, and some are missing, because plotly was not installed when this page was written."
 
 
 def _as_text(value: Any) -> Any:
-    """Every value that a template shows goes through here; only our own markup is left as it is."""
+    """Return a value for a template with control characters made visible; markup of the templates is unchanged."""
     from markupsafe import Markup
 
     return value if not isinstance(value, str) or isinstance(value, Markup) else visible(value)
 
 
 def render_html(document: Document) -> str:
-    """Return the document as one file of HTML."""
+    """Return the document as HTML."""
     environment = _environment()
     charts = {block.id: block.figure for section in document.sections for block in section.blocks if isinstance(block, Chart)}
     library = _plotly() if charts else ""
@@ -61,11 +61,11 @@ def render_html(document: Document) -> str:
 
 @cache
 def _environment() -> "Environment":
-    """Keeps the template, which takes longer to compile than to fill in."""
+    """Return the environment; compiling the template takes longer than rendering it, so it is cached."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise ResourceError("The package jinja2 is not installed, so there is no HTML page.", "pip install jinja2") from error
+        raise ResourceError("jinja2 is not installed, so no HTML page can be written.", "pip install jinja2") from error
     return Environment(
         loader=PackageLoader("llm_perf_opt", "report/templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True, finalize=_as_text,
@@ -73,7 +73,7 @@ def _environment() -> "Environment":
 
 
 def script_data(value: Any) -> str:
-    """Return JSON for the inside of a script element: nothing in it ends the element or begins a comment."""
+    """Return JSON for a script element, escaped so that it cannot end the element or start a comment."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -82,7 +82,7 @@ def script_data(value: Any) -> str:
 
 @cache
 def _plotly() -> str:
-    """The library's own file, as the installed package has it; empty where it is not installed."""
+    """Return plotly.min.js of the installed package; empty if it is not installed."""
     try:
         import plotly
 
@@ -99,11 +99,11 @@ def _template(name: str) -> str:
 
 
 def _one_script(text: str) -> str:
-    """Text that HTML keeps as it is, so that its hash holds: line ends as browsers read them, nothing that ends the element."""
+    """Return a script as browsers read it, so that its hash matches. Raise ValueError if it would end its element."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     for end in ("</script", "</style", "<!--"):
         if end in text.lower():
-            raise ValueError(f"the script holds {end!r} and cannot be put into a page")
+            raise ValueError(f"the script contains {end!r} and cannot be put into a page")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Kernels: time from the trace, work from counters where they were read. Tables of the reports, and kernels.md."""
+"""Tables of kernels, with time from the trace and work from the counters, and kernels.md."""
 
 from collections.abc import Sequence
 
@@ -27,11 +27,11 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.efficiency import hfu_cell
 from llm_perf_opt.report.text import (
     bytes_per_s,
+    duration,
     flops,
     flops_per_s,
     grouped,
     known,
-    milliseconds,
     moved_bytes,
     percent,
     significant,
@@ -41,14 +41,14 @@ from llm_perf_opt.report.text import (
 )
 
 MOST_ROWS = 400
-"""Of a large table in a report; the rest is one row, and all are in the run's files."""
+"""Most rows of a large table in a report; the files of the run have all."""
 NAME_WIDTH = 90
 DIFFERS = "†"
-"""Marks figures that come from bytes or times under Nsight Compute where those are far from the trace's."""
+"""Marks figures from Nsight Compute for kernels whose duration there differs much from the trace."""
 HALF = "‡"
-"""Marks FLOP rates of kernels that issued packed half-precision instructions as well."""
+"""Marks FLOP rates of kernels that also issued packed half-precision instructions."""
 _MANY = Missing("a row of many kernels")
-_NO_SELFTEST = Missing("no counters were read, so there was nothing to test")
+_NO_SELFTEST = Missing("no counters were read")
 _COUNTED = (
     "tensor FLOPs per call",
     "vector FLOPs per call",
@@ -61,16 +61,18 @@ _COUNTED = (
     "mean under ncu",
 )
 _ABOUT_HFU = (
-    "Executed FLOPs of the counted kernels over unprofiled time and peak: of the tensor cores, and of single and double "
-    "precision next to them. Packed half precision next to them is left out, for its instructions also move constants. ≥: "
-    "kernels or kinds of FLOPs are not in it. ≈: for some launches the counters of another grid are used. ≳: both. Ratio: "
-    "tensor-core FLOPs over the cost model's of the same steps; above 1 where tiles pad the matrices or attention is computed "
-    "whole, below 1 where matrix products run outside the tensor cores or were not counted."
+    "Executed FLOPs of the counted kernels over unprofiled time and peak: tensor-core FLOPs, plus single- and double-precision "
+    "FLOPs outside the tensor cores. Packed half-precision FLOPs outside the tensor cores are excluded, because these "
+    "instructions also move constants. ≥: some kernels or kinds of FLOPs are not included. ≈: for some launches the counters of "
+    "another grid are used. ≳: both. Ratio: tensor-core FLOPs over those of the cost model for the same steps. It is above 1 if "
+    "tiles pad the matrices or full attention is computed, below 1 if matrix products run outside the tensor cores or were not "
+    "counted."
 )
 _ABOUT_KERNELS = (
-    "Calls and time are the trace's. FLOPs and bytes are hardware counters of sampled launches, replayed alone by Nsight "
-    "Compute; rates are those counts over the trace's time. FLOPs in rates and in FLOP/byte are those of the tensor cores and "
-    "of single and double precision next to them (vector). A mean over launch sizes is weighted by calls, percentages by time."
+    "Calls and times come from the trace. FLOPs and bytes are hardware counters of sampled launches, each replayed alone by "
+    "Nsight Compute; rates are these counts over the time in the trace. FLOPs in rates and in FLOP/byte are tensor-core FLOPs "
+    "plus single- and double-precision FLOPs outside the tensor cores (vector). Means over launch sizes are weighted by calls, "
+    "percentages by time."
 )
 
 
@@ -78,7 +80,7 @@ _ABOUT_KERNELS = (
 
 
 def kernel_blocks(stages: Sequence[StageKernels], hfus: Sequence[StageHfu] = ()) -> list[Block]:
-    """Return what counters cover, kernels by time, their counters, HFU, and what a reader of the rows must know."""
+    """Return the coverage of the counters, kernels by time, their counters, HFU, and remarks."""
     blocks: list[Block] = [bullets(map(_coverage, stages)), kernels_table(stages)]
     if any(not isinstance(stage.counters, Missing) for stage in stages):
         blocks.append(counters_table(stages))
@@ -88,9 +90,9 @@ def kernel_blocks(stages: Sequence[StageKernels], hfus: Sequence[StageHfu] = ())
 
 
 def provenance(found: KernelEvidence) -> list[str]:
-    """Return where the kernels of each stage come from, and what was left out."""
-    lines = [f"Kernels of {stage} are from {source}." for stage, source in found.sources.items()]
-    lines += [f"The timeline holds {found.decode_steps} decode steps."] if found.decode_steps else []
+    """Return the source of the kernels of each stage, and what was left out."""
+    lines = [f"Kernels of {stage} come from {source}." for stage, source in found.sources.items()]
+    lines += [f"The timeline has {found.decode_steps} decode steps."] if found.decode_steps else []
     return [*lines, *found.notes]
 
 
@@ -106,14 +108,14 @@ def kernels_table(stages: Sequence[StageKernels]) -> Table:
         left_out += len(rest)
         if rest:
             calls, time = sum(row.calls for row in rest), sum(row.total_ns for row in rest)
-            spent = [cell(time, milliseconds), cell(time / calls, milliseconds), cell(time / max(stage.total_ns, 1), percent)]
+            spent = [cell(time, duration), cell(time / calls, duration), cell(time / max(stage.total_ns, 1), percent)]
             table.add(stage.stage, f"{len(rest):,} others", count_cell(calls), *spent, _MANY, _MANY)
-    table.foot = f"The {MOST_ROWS} longest of each stage; all are in kernels.md." if left_out else ""
+    table.foot = f"The {MOST_ROWS} longest kernels of each stage; kernels.md has all." if left_out else ""
     return table
 
 
 def counters_table(stages: Sequence[StageKernels]) -> Table:
-    """Return the hardware counters of the kernels that were counted."""
+    """Return the hardware counters of the counted kernels."""
     columns = [Column("stage"), Column("kernel"), *numbers("mean", *_COUNTED)]
     table = Table("counters", "Hardware counters, per call", columns, tools=True)
     uncounted: dict[str, int] = {}
@@ -121,15 +123,15 @@ def counters_table(stages: Sequence[StageKernels]) -> Table:
         if isinstance(row.per_call, Missing):
             uncounted[row.per_call.why] = uncounted.get(row.per_call.why, 0) + 1
         elif len(table.rows) < MOST_ROWS:
-            table.add(row.stage, _name(row), cell(row.mean_ns, milliseconds), *_counted(row))
-    table.foot = " ".join(f"{count:,} kernels have no counters: {why}." for why, count in uncounted.items())
+            table.add(row.stage, _name(row), cell(row.mean_ns, duration), *_counted(row))
+    table.foot = " ".join(f"Kernels without counters: {count:,} ({why})." for why, count in uncounted.items())
     return table
 
 
 def hfu_table(hfus: Sequence[StageHfu]) -> Table:
-    """Return executed FLOPs of each stage against the peaks and the cost model."""
+    """Return the executed FLOPs of each stage against the peaks and the cost model."""
     roofs = list(dict.fromkeys(name for stage in hfus for name, _ in stage.against))
-    names = ("FLOPs executed", "on tensor cores", "packed half, at most, not in it", "cost model", "ratio", "counted")
+    names = ("FLOPs executed", "on tensor cores", "packed half, at most, excluded", "cost model", "ratio", "counted")
     columns = [Column("stage"), *numbers(*[f"HFU against {name} peak" for name in roofs], *names)]
     table = Table("hfu", "HFU", columns, foot=_ABOUT_HFU)
     for stage in hfus:
@@ -150,8 +152,8 @@ def hfu_table(hfus: Sequence[StageHfu]) -> Table:
 
 
 def _coverage(stage: StageKernels) -> str:
-    whole = f"{stage.stage}: {stage.calls:,} kernel launches, {milliseconds(stage.total_ns)} of kernel time"
-    by_name = f", {percent(stage.by_name)} of it by name, from launches with another grid" if stage.by_name else ""
+    whole = f"{stage.stage}: {stage.calls:,} kernel launches, {duration(stage.total_ns)} of kernel time"
+    by_name = f", {percent(stage.by_name)} by name, from launches with another grid" if stage.by_name else ""
     return f"{whole}; counters {words(stage.counters, lambda share: f'for {percent(share)} of it{by_name}')}."
 
 
@@ -163,7 +165,7 @@ def _name(row: StageKernel) -> Cell:
 
 
 def _times(row: StageKernel) -> list[Cell | Missing]:
-    spent = (cell(row.total_ns, milliseconds), cell(row.mean_ns, milliseconds), cell(row.share, percent))
+    spent = (cell(row.total_ns, duration), cell(row.mean_ns, duration), cell(row.share, percent))
     return [count_cell(row.calls), *spent]
 
 
@@ -173,16 +175,16 @@ def _rates(row: StageKernel) -> list[Cell | Missing]:
 
 def _counted(row: StageKernel) -> list[Cell | Missing]:
     counted, differs = row.per_call, _differs_mark(row)
-    executed = [then(counted, lambda one: one.tensor_flops), then(counted, lambda one: one.vector_flops)]
-    executed.append(then(counted, lambda one: one.half_flops))
-    shares = [then(counted, lambda one: one.sm_pct), then(counted, lambda one: one.dram_pct)]
-    shares.append(then(counted, lambda one: one.occupancy_pct))
+    executed = [then(counted, lambda values: values.tensor_flops), then(counted, lambda values: values.vector_flops)]
+    executed.append(then(counted, lambda values: values.half_flops))
+    shares = [then(counted, lambda values: values.sm_pct), then(counted, lambda values: values.dram_pct)]
+    shares.append(then(counted, lambda values: values.occupancy_pct))
     return [
         *[cell(value, flops) for value in executed],
-        cell(then(counted, lambda one: one.dram_bytes), moved_bytes, differs),
+        cell(then(counted, lambda values: values.dram_bytes), moved_bytes, differs),
         cell(row.flops_per_byte, significant, _half_mark(row) + differs),
         *[cell(value, lambda share: significant(share, 3), differs) for value in shares],
-        cell(then(counted, lambda one: one.time_ns), milliseconds, differs),
+        cell(then(counted, lambda values: values.time_ns), duration, differs),
     ]
 
 
@@ -202,24 +204,24 @@ def _half_flops(row: StageKernel) -> float:
 
 
 def stage_remarks(stage: StageKernels) -> list[str]:
-    """Return everything a reader of a stage's rows must know: marks explained, counters that were lost."""
+    """Return remarks on the kernels of a stage: marks, and missing counters."""
     remarks = list(stage.notes)
     differing = [row for row in stage.rows if row.time_differs]
     if differing:
         share = sum(row.share for row in differing)
         remarks.append(
-            f"{DIFFERS} of {len(differing)} kernels ({percent(share)} of the time) the duration under Nsight Compute differs by "
-            f"more than {TIME_DIFFERS * 100:.0f} % from the trace's: it ran alone, with other clocks or a colder cache. "
-            "Its DRAM bytes, GB/s and percentages may differ from the real run's as well; FLOPs do not."
+            f"{DIFFERS} For {len(differing)} of {len(stage.rows)} kernels ({percent(share)} of the time), the duration under "
+            f"Nsight Compute differs by more than {percent(TIME_DIFFERS, 0)} from the trace: there they run alone, with other "
+            "clocks or a colder cache. Their DRAM bytes, GB/s and percentages may also differ from the real run; FLOPs do not."
         )
     remarks += _half_remark(stage)
     if stage.unused:
         remarks.append(
-            f"{stage.unused} sampled launches are of kernels that the trace did not see in this stage; they are not used."
+            f"{stage.unused} sampled launches belong to kernels that are not in this stage of the trace; they are not used."
         )
     if stage.not_collected:
         names = ", ".join(stage.not_collected)
-        remarks.append(f"FLOPs of these kinds were not collected and are not in the figures: {names}.")
+        remarks.append(f"These kinds of FLOPs were not collected and are not included: {names}.")
     return remarks
 
 
@@ -229,9 +231,9 @@ def _half_remark(stage: StageKernels) -> list[str]:
         return []
     amount = known(then(stage.half_flops, lambda total: f", at most {flops(total)} in all"), "")
     return [
-        f"{HALF} {having} kernels also issued packed half-precision instructions{amount}. Compilers move constants with these, "
-        "in copies too, and counters cannot tell that from computing: they are an upper bound and in no FLOP rate, no FLOP/byte "
-        "and no HFU."
+        f"{HALF} {having} of {len(stage.rows)} kernels also issued packed half-precision instructions{amount}. Compilers also "
+        "use these to move constants, and counters cannot distinguish that from arithmetic: the counts are an upper bound, "
+        "and FLOP rates, FLOP/byte and HFU exclude them."
     ]
 
 
@@ -251,7 +253,7 @@ def all_kernels(
     selftest: Maybe[SelfTest] = _NO_SELFTEST,
     notes: Sequence[str] = (),
 ) -> Document:
-    """Return every kernel of every stage with its counters. `stages` is Missing where no trace has kernels."""
+    """Return every kernel of every stage with its counters; `stages` is missing if no trace has kernels."""
     if isinstance(stages, Missing):
         return Document("Kernels", "", "", [Section("kernels", "", when_known("Kernels:", stages, lambda _: []))])
     sections = [Section("selftest", "Counter self-test", when_known("Counter self-test:", selftest, _selftest))]
@@ -283,7 +285,7 @@ def _remarks(stage: StageKernels) -> list[Block]:
 
 
 def _sampled(row: StageKernel) -> Cell | Missing:
-    """How many launches, and of how many of its launch sizes they are."""
+    """Return how many launches were sampled, and of how many launch sizes."""
     exact = [variant for variant in row.variants if variant.sampled and not variant.by_name]
     launches = sum(variant.sampled for variant in exact)
     sizes = f"{launches} of {len(exact)}/{len(row.variants)} sizes" if exact else ""
@@ -292,8 +294,8 @@ def _sampled(row: StageKernel) -> Cell | Missing:
 
 
 def _selftest(found: SelfTest) -> list[Block]:
-    verdict = "passed" if found.passed else "FAILED, so no counter below is used"
-    columns = [Column("known work"), *numbers("run", "counted"), Column("allowed"), Column("right")]
+    verdict = "passed" if found.passed else "FAILED, so no counter is used"
+    columns = [Column("known work"), *numbers("run", "counted"), Column("allowed"), Column("correct")]
     table = Table("selftest-table", "", columns)
     for row in found.rows:
         counted = cell(row.counted, lambda value, unit=row.unit: f"{grouped(value)} {unit}")  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Metric sets as text; the page docs/metrics-manifest.md.
+"""Metric sets for the terminal, and docs/metrics-manifest.md.
 
 python -m llm_perf_opt.report.manifest > docs/metrics-manifest.md
 """
@@ -26,7 +26,7 @@ def resolved_text(found: ResolvedMetrics) -> str:
     lines += [f"torch preset   {found.torch_preset}"]
     if found.dropped:
         lines += ["", f"Not on {found.chip}:"]
-        lines += [f"  {one.name} ({', '.join(one.sources)}): {one.why}" for one in found.dropped]
+        lines += [f"  {metric.name} ({', '.join(metric.sources)}): {metric.why}" for metric in found.dropped]
     if found.notes:
         lines += ["", *found.notes]
     return "\n".join(lines)
@@ -51,7 +51,7 @@ def manifest_page() -> str:
             "",
             "## Chips",
             "",
-            f"The names are those of {LISTED_BY}. Older versions lack some: `--installed` checks the one on this machine.",
+            f"The names are those of {LISTED_BY}. Older versions do not have all: `--installed` checks the installed one.",
             "",
             table(["chip", "products", "counters"], _chip_rows(), "llr"),
             "The suffixes depend on the kind of name:",
@@ -61,7 +61,7 @@ def manifest_page() -> str:
             "",
             f"The contents of each set, as resolved on {DEFAULT_CHIP}. Every set also includes `base`.",
             "",
-            *(_set_text(one) for one in shipped_sets().values()),
+            *(_set_text(metric_set) for metric_set in shipped_sets().values()),
             "## Counters by meaning",
             "",
             _role_text(),
@@ -80,8 +80,8 @@ def _chip_rows() -> list[list[str]]:
 
 def _suffixes(kind: Kind) -> str:
     if kind is Kind.COUNTER:
-        first = [one for one in kind.suffixes if "." not in one]
-        rest = [one.removeprefix(f"{first[0]}.") for one in kind.suffixes if one.startswith(f"{first[0]}.")]
+        first = [suffix for suffix in kind.suffixes if "." not in suffix]
+        rest = [suffix.removeprefix(f"{first[0]}.") for suffix in kind.suffixes if suffix.startswith(f"{first[0]}.")]
         return f"{_dotted(first)}, alone or followed by one of {_dotted(rest)}"
     return _dotted(kind.suffixes) or "none"
 
@@ -90,24 +90,24 @@ def _dotted(suffixes: Iterable[str]) -> str:
     return " ".join(f"`.{suffix}`" for suffix in suffixes)
 
 
-def _set_text(one: MetricSet) -> str:
-    found = resolve([one.name], chip=DEFAULT_CHIP)
-    own = [f"`{metric.name}`" for metric in found.metrics if one.name in metric.sources]
-    sampled = ["GPU metrics sampled"] if one.gpu_metrics else []
+def _set_text(metric_set: MetricSet) -> str:
+    found = resolve([metric_set.name], chip=DEFAULT_CHIP)
+    own = [f"`{metric.name}`" for metric in found.metrics if metric_set.name in metric.sources]
+    sampled = ["GPU metrics sampled"] if metric_set.gpu_metrics else []
     facts = [
         ["Nsight Compute", "<br>".join(own)],
         ["sections", ", ".join(f"`{section}`" for section in found.sections)],
-        ["Nsight Systems", "; ".join([f"`{','.join(one.trace)}`", *sampled] if one.trace else sampled)],
-        ["torch.profiler", f"`{one.torch}`" if one.torch else ""],
-        ["not available", ", ".join(_lacking(one.name))],
+        ["Nsight Systems", "; ".join([f"`{','.join(metric_set.trace)}`", *sampled] if metric_set.trace else sampled)],
+        ["torch.profiler", f"`{metric_set.torch}`" if metric_set.torch else ""],
+        ["not available", ", ".join(_unavailable(metric_set.name))],
     ]
     rows = [fact for fact in facts if fact[1]]
     notes = "".join(f"- {note}\n" for note in found.notes)
-    parts = [f"### {one.name}\n", f"{one.description}\n", table(["", ""], rows) if rows else "", notes]
+    parts = [f"### {metric_set.name}\n", f"{metric_set.description}\n", table(["", ""], rows) if rows else "", notes]
     return "\n".join(part for part in parts if part)
 
 
-def _lacking(name: str) -> list[str]:
+def _unavailable(name: str) -> list[str]:
     dropped = {chip: resolve([name], chip=chip).dropped for chip in chips()}
     return [f"{len(entries)} of these on {chip}" for chip, entries in dropped.items() if entries]
 

@@ -1,4 +1,4 @@
-"""A document as Markdown. Names are data: nothing in a text can become markup."""
+"""Render a document as Markdown. Text is escaped, so that nothing in it can become markup."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,21 +11,21 @@ from llm_perf_opt.report.document import Block, Cell, Chart, Code, Document, Ite
 _ESCAPED = str.maketrans({char: f"\\{char}" for char in "\\`*[]<>|#~$!&"})
 _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _BLOCK_START = re.compile(r"^(\d{0,9})([-+=.)])(?=\s|[-=]|$)")
-"""What would begin a list or underline a heading."""
+"""Matches what would start a list or underline a heading."""
 
 
 def escape(name: str) -> str:
-    """Return a name from a trace, a model or a dataset as literal text on one line."""
+    """Return a text as literal Markdown on one line."""
     return _EDGE_UNDERSCORE.sub(r"\\_", one_line(name).translate(_ESCAPED))
 
 
 def reason(missing: Missing) -> str:
-    """Return `n/a:` and the reason, which may quote anything, such as the whole output of a tool."""
+    """Return `n/a:` and the reason, which may quote anything, such as the output of a tool."""
     return escape(str(missing))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "") -> str:
-    """Return a table of cells that are Markdown already; `align` holds l or r per column. A table without rows says so."""
+    """Return a table of cells that are already Markdown; `align` has l or r per column. An empty table says `none`."""
     marks = {"l": "---", "r": "---:"}
     align = align or "l" * len(header)
     body = rows or [["none", *[""] * (len(header) - 1)]]
@@ -74,9 +74,9 @@ def _items(block: Items) -> str:
 
 
 def _chart(chart: Chart, images: set[str]) -> list[str]:
-    """An image that shows several charts is linked once."""
+    """Return a chart as its image; an image with several charts is linked once."""
     if chart.image is None:
-        shown = [f"Chart, in the HTML page only: {escape(chart.caption)}."]
+        shown = [f"Chart, only in the HTML page: {escape(chart.caption)}."]
     else:
         shown = [] if chart.image.file in images else [f"![{escape(chart.image.title)}]({chart.image.file})"]
         images.add(chart.image.file)
@@ -98,12 +98,12 @@ def _cell(cell: Cell) -> str:
 
 
 def _list(lines: Iterable[str], bullet: str = "-") -> str:
-    """A list; one that follows another is separate from it only with another bullet."""
+    """Return a list; two adjacent lists need different bullets to stay separate."""
     return "\n".join(f"{bullet} {line}" for line in lines)
 
 
 def _line(text: str) -> str:
-    """Text that begins a line: it begins no list."""
+    """Return text for the start of a line, escaped so that it does not start a list."""
     return _BLOCK_START.sub(r"\1\\\2", escape(text).strip())
 
 

@@ -22,16 +22,16 @@ from llm_perf_opt.report.document import (
     name_cell,
     numbers,
 )
-from llm_perf_opt.report.text import milliseconds, percent, significant, words
+from llm_perf_opt.report.text import duration, percent, significant, words
 
 _LONGEST_NAME = 110
 _DEFINITIONS = (
     "A kernel belongs to the regions that were open on its thread when it was launched. Kernel time is the sum of durations "
-    "and includes the regions inside; self leaves them out. GPU busy counts overlapping kernels and copies once. Host wall "
-    "is inflated by the profiler; kernel durations are not. Counters come from separate launches of the same kernels in the "
-    "same stage: what was counted in prefill is never used for decode. Sums are per launch times launches, the rest is "
-    "weighted by kernel time; the last column says how much of it they cover, and how much of that by name: from launches "
-    "with another grid. A counter without a unit is a plain number."
+    "and includes inner regions; self excludes them. GPU busy counts overlapping kernels and copies once. Host wall is "
+    "inflated by the profiler; kernel durations are not. Counters come from separate launches of the same kernels in the same "
+    "stage: counters of prefill are never used for decode. Sums are the value per launch times the launches; other counters "
+    "are weighted by kernel time. The last column shows how much of the kernel time they cover, and how much of that by name, "
+    "from launches with another grid. A counter without a unit is a plain number."
 )
 
 
@@ -41,10 +41,10 @@ def regions_document(report: RegionReport) -> Document:
     sections = [Section("about", "", [Items(_preface(report))])]
     sections += [_group(number, group) for number, group in enumerate(report.groups)]
     if not report.complete:
-        why = "sums over this trace would be wrong, so none are shown"
+        why = "sums over an incomplete trace would be wrong"
         return Document("NVTX regions", "", notice, [*sections, Section("none", "", [Unavailable("Regions:", why)])])
     if not report.groups:
-        sections.append(Section("none", "", [Paragraph("The trace holds neither ranges nor device work.")]))
+        sections.append(Section("none", "", [Paragraph("The trace has neither ranges nor device work.")]))
     if report.free:
         sections.append(Section("free", "Ranges that do not nest", [_free(report.free)]))
     return Document("NVTX regions", "", notice, [*sections, Section("definitions", "Definitions", [Paragraph(_DEFINITIONS)])])
@@ -57,7 +57,7 @@ def _preface(report: RegionReport) -> list[Item]:
     ]
     items.append(Item("", f"Kernels: {report.kernel_filter}. Regions: {report.region_filter}."))
     if report.folded:
-        deep = "more regions are too deep or too many; their work counts as that of the region around them."
+        deep = "more regions are nested too deeply or are too many; their work counts as that of the enclosing region."
         items.append(Item("", f"{report.folded:,} {deep}"))
     return [*items, *[Item("", note) for note in report.notes]]
 
@@ -84,31 +84,32 @@ def _title(group: RegionGroup) -> str:
 
 
 def _table(number: int, group: RegionGroup) -> Table:
-    names = ("instances", "host wall", "kernel time", "share", "of it self", "GPU busy", "kernels", "launches, copies too")
+    names = ("instances", "host wall", "kernel time", "share", "self", "GPU busy", "kernels", "launches, with copies")
     table = Table(f"regions-{number}", "", [Column("region"), *numbers(*names, "copies")])
     whole = group.check.trace_kernel_ns
     for region in group.regions:
-        spent = [cell(ns, milliseconds) for ns in (region.wall_ns, region.kernel_ns, region.self_kernel_ns, region.busy_ns)]
-        copies = Cell(f"{region.copies:,} in {milliseconds(region.copy_ns)}" if region.copies else "0", region.copies)
+        spent = [cell(ns, duration) for ns in (region.wall_ns, region.kernel_ns, region.self_kernel_ns, region.busy_ns)]
+        copies = Cell(f"{region.copies:,} in {duration(region.copy_ns)}" if region.copies else "0", region.copies)
         counts = (count_cell(region.kernels), count_cell(region.launches))
         share = cell(_share(region.kernel_ns, whole), percent)
         table.add(name_cell(_path(region.path)), count_cell(region.instances), *spent[:2], share, *spent[2:], *counts, copies)
     for name, kernels, ns in (
         ("outside any region", group.outside.kernels, group.outside.kernel_ns),
-        ("in regions left out", group.left_out.kernels, group.left_out.kernel_ns),
+        ("in excluded regions", group.left_out.kernels, group.left_out.kernel_ns),
         ("excluded kernels", sum(entry.calls for entry in group.excluded), sum(entry.total_ns for entry in group.excluded)),
     ):
         if kernels:
             share = cell(_share(ns, whole), percent)
-            table.add(f"({name})", "", "", cell(ns, milliseconds), share, "", "", count_cell(kernels), "", "")
+            table.add(f"({name})", "", "", cell(ns, duration), share, "", "", count_cell(kernels), "", "")
     return table
 
 
 def _check(group: RegionGroup) -> str:
     check = group.check
     return (
-        f"The table {'adds up' if check.reconciles else 'DOES NOT ADD UP'}: outermost regions and the rows below them hold "
-        f"{check.accounted_ns:,} ns, the trace {check.trace_kernel_ns:,} ns of kernels (difference {check.difference_ns:,} ns, "
+        f"The table {'adds up' if check.reconciles else 'DOES NOT ADD UP'}: outermost regions and the rows below them have "
+        f"{check.accounted_ns:,} ns of kernel time, the trace has {check.trace_kernel_ns:,} ns (difference "
+        f"{check.difference_ns:,} ns, "
         f"{words(check.share, lambda share: percent(share, 3))})."
     )
 
@@ -119,14 +120,14 @@ def _kernels(name: str, title: str, rows: Sequence[tuple[str, KernelTime]]) -> T
     table = Table(name, title, columns)
     for region, entry in rows:
         mean: Maybe[float] = entry.total_ns / entry.calls if entry.calls else Missing("no calls")
-        spent = (cell(entry.total_ns, milliseconds), cell(mean, milliseconds))
+        spent = (cell(entry.total_ns, duration), cell(mean, duration))
         kernel = name_cell(entry.name, short_name(entry.name, _LONGEST_NAME))
         table.add(*([name_cell(region)] if within else []), kernel, count_cell(entry.calls), *spent)
     return table
 
 
 def _counters(number: int, regions: Sequence[Region]) -> Table:
-    columns = [Column("region"), Column("counter"), *numbers("value"), Column("unit"), Column("over its kernels")]
+    columns = [Column("region"), Column("counter"), *numbers("value"), Column("unit"), Column("aggregated by")]
     table = Table(f"counters-{number}", "Counters", [*columns, *numbers("kernel time covered")])
     for region in regions:
         for value in region.counters:
@@ -136,7 +137,7 @@ def _counters(number: int, regions: Sequence[Region]) -> Table:
 
 
 def _named(value: CounterValue) -> str:
-    """A duration among the counters is not the trace's, whose kernel time is in the table above it."""
+    """Return the name of a counter; a duration is marked, because it differs from the kernel time of the trace."""
     own_clock = value.counter.startswith("gpu__time_")
     return f"{value.counter} (by Nsight Compute's clock, each launch alone)" if own_clock else value.counter
 
@@ -148,10 +149,10 @@ def _covered(value: CounterValue, region: Region) -> Cell | Missing:
 
 def _free(free: Sequence[FreeRange]) -> Table:
     columns = [Column("start/end range"), *numbers("instances", "host wall", "kernels launched meanwhile", "kernel time")]
-    table = Table("free-ranges", "", columns, foot="They overlap freely and are in no total.")
+    table = Table("free-ranges", "", columns, foot="These ranges may overlap and are not in any total.")
     for entry in free:
-        counts = (count_cell(entry.instances), cell(entry.wall_ns, milliseconds), count_cell(entry.kernels))
-        table.add(name_cell(entry.label), *counts, cell(entry.kernel_ns, milliseconds))
+        counts = (count_cell(entry.instances), cell(entry.wall_ns, duration), count_cell(entry.kernels))
+        table.add(name_cell(entry.label), *counts, cell(entry.kernel_ns, duration))
     return table
 
 

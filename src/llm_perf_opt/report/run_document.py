@@ -1,4 +1,4 @@
-"""The report of a run: for who decides first, for the engineer below. report.html and report.md are renderings of it."""
+"""The report of a run, rendered as report.html and report.md: the summary first, then the details."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ from llm_perf_opt.report.run_tables import (
     what_ran,
 )
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.report.text import known, known_within, then, with_unit
+from llm_perf_opt.report.text import known, known_within, then, times, with_unit
 from llm_perf_opt.report.trace_document import budget_table, device_tables, gpu_metric_tables, label_tables
 
 TOP_FINDINGS = 3
@@ -58,7 +58,7 @@ _NO_ENV = "env.json was not written before the run ended, or is damaged"
 
 
 def run_document(analysis: RunAnalysis, samples: Maybe[Telemetry], regions: Maybe[RegionReport]) -> Document:
-    """Return the report of a run. `samples` are the sampler's readings, `regions` the ranges of the timeline."""
+    """Return the report of a run; `samples` are the readings of the sampler, `regions` the NVTX ranges of the timeline."""
     timings = analysis.timings
     ran = f"This run has no timings: {timings.why}" if isinstance(timings, Missing) else what_ran(timings)
     sections = [
@@ -80,13 +80,13 @@ def run_document(analysis: RunAnalysis, samples: Maybe[Telemetry], regions: Mayb
 
 
 def operators_document(analysis: RunAnalysis) -> Document:
-    """Return every operator of the torch pass."""
+    """Return the page with every operator of the torch pass."""
     blocks = when_known("Operators:", analysis.torch, lambda torch: _torch_blocks(analysis, torch, None))
     return Document("Operators", "", "", [Section("operators", "", blocks)])
 
 
 def images_of(analysis: RunAnalysis) -> dict[str, str]:
-    """Return the still images of a run's charts: name of the file → SVG."""
+    """Return the SVG images of the charts of a run by file name."""
     shown = {
         WATERFALL.file: then(budget_of(analysis), waterfalls_svg),
         ROOFLINE.file: then(roofline(analysis.efficiency, analysis.kernels), roofline_svg),
@@ -95,14 +95,14 @@ def images_of(analysis: RunAnalysis) -> dict[str, str]:
 
 
 def notice_of(analysis: RunAnalysis) -> str:
-    """Return that a run is damaged or not complete, and what to do; nothing where all is well."""
+    """Return a notice if the run is damaged or not complete, with what to do; otherwise empty."""
     if analysis.damaged:
         return f"This run is damaged: {analysis.damaged.fact} {analysis.damaged.remedy}"
     manifest = analysis.manifest
     return "" if manifest.status == "complete" else f"This run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()
 
 
-# --- the first screen -------------------------------------------------------------------------------------------------
+# --- summary -------------------------------------------------------------------------------------------------
 
 
 def _summary(analysis: RunAnalysis) -> Section:
@@ -122,12 +122,12 @@ def _summary(analysis: RunAnalysis) -> Section:
 
 
 def warning_blocks(analysis: RunAnalysis) -> list[Block]:
-    """Return the warnings under their heading, or that there are none."""
+    """Return the warnings, or a paragraph that there are none."""
     if analysis.warnings:
         return [Paragraph("Warnings", "heading"), bullets([warning.text for warning in analysis.warnings], "warnings")]
     if isinstance(analysis.timings, Missing):
         return []
-    quiet = "The machine's load was not watched." if isinstance(analysis.telemetry, Missing) else "The machine was quiet."
+    quiet = "The load of the machine was not sampled." if isinstance(analysis.telemetry, Missing) else "The machine was quiet."
     return [Paragraph(f"No warnings: the spread target was reached. {quiet}")]
 
 
@@ -142,7 +142,7 @@ def _card(analysis: RunAnalysis, key: str) -> Card | None:
 
 
 def _meanings(found: Efficiency) -> list[str]:
-    """What the words of the verdicts mean, and what they rest on."""
+    """Return the meanings of the verdicts, and the evidence behind them."""
     return [" ".join([*[f"{word.capitalize()}: {meaning}" for word, meaning in used_verdicts(found)], EVIDENCE])]
 
 
@@ -164,9 +164,9 @@ def waterfall_charts(waterfalls: Sequence[Waterfall]) -> list[Block]:
 
 def _gists(analysis: RunAnalysis, found: Sequence[Finding]) -> list[Block]:
     if not found:
-        return [Paragraph("What to change first: nothing that the evidence supports saves enough to be named.")]
+        return [Paragraph("What to change first: the evidence supports no change that saves enough to be listed.")]
     more = len(found) - TOP_FINDINGS
-    rest = f" {more} more {'is' if more == 1 else 'are'} below, with the evidence of all." if more > 0 else ""
+    rest = f" {more} more {'is' if more == 1 else 'are'} below, with the evidence for each." if more > 0 else ""
     gists = gist_items(found[:TOP_FINDINGS], analysis.verified)
     return [Paragraph("What to change first", "heading"), gists, Paragraph(f"{OVERLAP}{rest}", "foot")]
 
@@ -176,7 +176,7 @@ def _findings(analysis: RunAnalysis) -> Section:
     return Section("findings", "Findings", blocks)
 
 
-# --- below it ---------------------------------------------------------------------------------------------------------
+# --- details ---------------------------------------------------------------------------------------------------------
 
 
 def _budget(trace: Maybe[TraceAnalysis]) -> Section:
@@ -184,12 +184,12 @@ def _budget(trace: Maybe[TraceAnalysis]) -> Section:
 
 
 def budget_blocks(trace: TraceAnalysis) -> list[Block]:
-    """Return the budget of each stage, with what is wrong with it."""
+    """Return the budget of each stage, with its problems."""
     if not trace.budgets:
-        return [Unavailable("Budget:", trace.why or f"the trace shows no stage: {trace.stage_why}")]
+        return [Unavailable("Budget:", trace.why or f"the trace has no stages: {trace.stage_why}")]
     stages = f"stages by {trace.stage_method}" + (f" ({trace.stage_why})" if trace.stage_why else "")
     blocks: list[Block] = [
-        Paragraph(f"Rows sum to the wall time to the nanosecond. Times of kernels are from {trace.source}; {stages}.")
+        Paragraph(f"Rows sum to the wall time to the nanosecond. Kernel times come from {trace.source}; {stages}.")
     ]
     for number, budget in enumerate(trace.budgets):
         blocks += [bullets(budget.problems, "warnings")] if budget.problems else []
@@ -226,7 +226,7 @@ def _limits(analysis: RunAnalysis, found: Efficiency) -> list[Block]:
 
 
 def _roofline_charts(data: Roofline) -> list[Block]:
-    caption = "Roofline: what ran, under the datasheet peak and the measured peak of this machine; larger marks took longer"
+    caption = "Roofline: stages, components and kernels below the datasheet and measured peaks; larger marks took longer"
     return [Chart("roofline", caption, roofline_chart(data), roofline_svg(data), data.left_out, image=ROOFLINE)]
 
 
@@ -248,22 +248,26 @@ def _operators(analysis: RunAnalysis) -> Section:
 def _torch_blocks(analysis: RunAnalysis, torch: TorchPass, most: int | None) -> list[Block]:
     timed = [stage for stage in analysis.stages if stage.name in ("prefill", "decode")]
     factors = [text for stage in timed if (text := known(then(stage.inflation, _factor(stage.name)), ""))]
-    inflated = f"{', '.join(factors)} of the unprofiled" if factors else "inflation n/a: no unprofiled time to compare"
-    told = (
+    inflated = (
+        f"compared with the unprofiled pass, {', '.join(factors)}"
+        if factors
+        else "inflation n/a: no unprofiled time to compare with"
+    )
+    text = (
         f"torch.profiler, preset {torch.preset}, prefill and {torch.decode_steps} decode steps: {len(torch.operators)} operators "
-        f"by self time. Its times say where time goes, not how much there is: {inflated}. "
+        f"by self time. Its times show where the time goes, not how long it takes: {inflated}. "
         f"The trace is raw/torch/{torch.trace_file}."
     )
-    return [Paragraph(told), operators_table(torch, most)]
+    return [Paragraph(text), operators_table(torch, most)]
 
 
 def _factor(stage: str) -> Callable[[float], str]:
-    return lambda inflation: f"{stage} × {inflation:.2f}"
+    return lambda inflation: f"{stage} {times(inflation)}"
 
 
 def _tree(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> Section:
     nodes, what = _nodes(analysis, regions)
-    caption = f"Components of the model by {what}; a click opens a component"
+    caption = f"Components of the model by {what}; click a component to open it"
     blocks = when_known(
         "Components of the model by time:",
         then(nodes, lambda found: icicle_chart(found, what)),
@@ -276,7 +280,7 @@ Nodes = list[tuple[tuple[str, ...], int]]
 
 
 def _nodes(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> tuple[Maybe[Nodes], str]:
-    """The components that the torch pass labeled; where there are none, the ranges of the timeline."""
+    """Return the components that the torch pass labeled; without any, the ranges of the timeline."""
     torch = analysis.torch
     parts = then(torch, lambda found: found.parts)
     if not isinstance(parts, Missing) and not isinstance(torch, Missing):
@@ -320,12 +324,12 @@ def _assumptions(analysis: RunAnalysis) -> list[Block]:
 
 
 _TERMS = (
-    ("Share", "of a stage: its time over the time of all repeats; of a kernel: its time over the kernel time of its stage."),
+    ("Share", "for a stage, its time over the time of all repeats; for a kernel, its time over the kernel time of its stage."),
     (
-        "Rates of a kernel",
-        "counted FLOPs and DRAM bytes over its time in the timeline; of a component: the cost model's over its time.",
+        "Rates",
+        "for a kernel, counted FLOPs and DRAM bytes over its time in the timeline; for a component, those of the cost model.",
     ),
-    ("n/a", "a value that is not available; its mark leads to the reason below the table."),
+    ("n/a", "the value is missing; the mark refers to the reason below the table."),
 )
 
 
@@ -338,7 +342,7 @@ def _definitions(analysis: RunAnalysis) -> Section:
 
 def _repeat(analysis: RunAnalysis) -> Section:
     blocks: list[Block] = [Paragraph("The run:"), Code(shlex.join(analysis.manifest.command))]
-    blocks += [Paragraph("Regenerate the reports from the run's folder:"), Code("llm-perf report RUN")]
+    blocks += [Paragraph("To regenerate the reports from the run folder:"), Code("llm-perf report RUN")]
     passes = [Item(f"{entry.name}:", shlex.join(entry.argv)) for entry in analysis.manifest.passes if entry.argv]
-    blocks += [Paragraph("What each pass started:"), Items(passes, "commands")] if passes else []
+    blocks += [Paragraph("The command of each pass:"), Items(passes, "commands")] if passes else []
     return Section("repeat", "To repeat", blocks)

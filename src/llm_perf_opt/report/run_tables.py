@@ -1,4 +1,4 @@
-"""Tables of a run: latency, stages, operators, readings, passes, machine."""
+"""Tables of a run: latency, stages, operators, readings, passes, environment."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,10 +16,12 @@ from llm_perf_opt.report.kernel_tables import MOST_ROWS
 from llm_perf_opt.report.text import (
     bounds,
     count,
-    gibibytes,
+    duration,
     growth,
     known,
-    milliseconds,
+    mean_count,
+    memory_size,
+    missing,
     percent,
     seconds,
     significant,
@@ -30,7 +32,7 @@ from llm_perf_opt.report.text import (
 
 
 def what_ran(timings: CleanTimings) -> str:
-    """Return model, device and workload in a sentence."""
+    """Return model, device and workload in one sentence."""
     model, work = timings.model, timings.workload
     lengths = sorted(set(work.prompt_tokens))
     prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
@@ -42,14 +44,14 @@ def what_ran(timings: CleanTimings) -> str:
 
 
 def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> list[tuple[str, str]]:
-    """Return names and values of the machine and the software."""
+    """Return the machine and the software as names and values."""
     cpu, gpu = env.get("cpu", {}), env.get("gpu")
     cuda = f" (CUDA {env['gpu_driver_cuda']})" if "gpu_driver_cuda" in env else ""
     total = env.get("memory", {}).get("total_bytes")
     rows = [
         ("Host", f"{env.get('host')}, {env.get('system')}, {env.get('machine')}"),
         ("CPU", f"{cpu.get('name')}, {cpu.get('usable')} usable of {cpu.get('logical')} logical processors"),
-        ("Memory", gibibytes(total) if isinstance(total, int) else "n/a: not recorded"),
+        ("Memory", memory_size(total) if isinstance(total, int) else "n/a: not recorded"),
         ("GPU", _gpu_words(gpu)),
         ("Driver", f"{env.get('gpu_driver')}{cuda}"),
         ("Python", str(env.get("python"))),
@@ -67,7 +69,7 @@ def _gpu_words(gpu: Any) -> str:
     if not isinstance(gpu, Mapping):
         return str(gpu)
     memory = gpu.get("memory_bytes")
-    size = gibibytes(memory) if isinstance(memory, int) else str(memory)
+    size = memory_size(memory) if isinstance(memory, int) else str(memory)
     return (
         f"{gpu.get('name')}, {size}, SM clock {gpu.get('sm_clock_mhz')} of {gpu.get('sm_clock_max_mhz')} MHz, "
         f"power limit {gpu.get('power_limit_w')} W"
@@ -80,18 +82,18 @@ def _tool_words(tool: Mapping[str, Any]) -> str:
 
 
 def _ran_by(timings: CleanTimings) -> str:
-    """`, run by NAME VERSION`; nothing for plain PyTorch."""
+    """Return `, run by NAME VERSION`; empty for plain PyTorch."""
     runtime = timings.runtime
     return "" if runtime is None or runtime.type == PYTORCH else f", run by {runtime.type} {runtime.version}"
 
 
 def _runtime_rows(timings: CleanTimings) -> list[tuple[str, str]]:
-    """The runtime, how its stages were separated, and every argument it was given."""
+    """Return the runtime, how its stages were separated, and its arguments; nothing for plain PyTorch."""
     runtime = timings.runtime
     if runtime is None or runtime.type == PYTORCH:
         return []
     apart = f"not separated: {runtime.inseparable}" if runtime.inseparable else runtime.method
-    given = {"Engine arguments": runtime.engine, "Engine's variables": runtime.variables}
+    given = {"Engine arguments": runtime.engine, "Engine variables": runtime.variables}
     return [
         ("Runtime", f"{runtime.type} {runtime.version}"),
         ("Prefill and decode", apart),
@@ -100,10 +102,10 @@ def _runtime_rows(timings: CleanTimings) -> list[tuple[str, str]]:
 
 
 _ABOUT_PASSES = (
-    "Times are the unprofiled pass's. The overhead of another pass says how far its own clock is from them: kernels keep their "
-    "duration under torch.profiler and Nsight Systems, the gaps between them do not; Nsight Compute replays the kernels."
+    "Reported times come from the unprofiled pass. The overhead of another pass shows how much slower its stages were: kernels "
+    "keep their duration under torch.profiler and Nsight Systems, the gaps between them do not; Nsight Compute replays kernels."
 )
-_ABOUT_STAGES = "A parent includes its children; runs are per iteration; a step's value is the iteration's median step."
+_ABOUT_STAGES = "A parent includes its children; runs are per iteration; the time of a step is the median step of the iteration."
 
 
 # --- latency and stages ---------------------------------------------------------------------------------------------------
@@ -123,19 +125,19 @@ def _metric_cells(metric: Metric) -> list[Cell | Missing]:
     if isinstance(value, Missing):
         return [*[value] * 5, Cell("0", 0)]
     percentiles = (value.p90, value.p99)
-    if metric.key.startswith("itl"):  # already a percentile of its own request
-        percentiles = (Missing("the figure is itself a percentile of the gaps of one request"),) * 2
+    if metric.key.startswith("itl"):  # already a percentile over one request
+        percentiles = (Missing("the figure is itself a percentile over the gaps of one request"),) * 2
     return [
         cell(value.median, show),
         cell(bounds(value, metric.unit)),
         cell(value.iqr, show),
-        *[cell(one, show) for one in percentiles],
+        *[cell(percentile, show) for percentile in percentiles],
         count_cell(value.n),
     ]
 
 
 def stages_table(analysis: RunAnalysis) -> Table:
-    """Return stages and sub-stages; children are indented."""
+    """Return stages and sub-stages, with children indented."""
     names = ("runs", "one run, median", "95 % interval", "interquartile range", "n", "share", "under torch.profiler")
     table = Table("stages", "Stages of one request, unprofiled", [Column("stage"), *numbers(*names, "× unprofiled")])
     for stage in analysis.stages:
@@ -143,27 +145,29 @@ def stages_table(analysis: RunAnalysis) -> Table:
         table.add(
             Cell(stage.name, indent=stage.depth),
             count_cell(stage.per_iteration),
-            cell(time.median, milliseconds),
+            cell(time.median, duration),
             cell(bounds(time, "ns")),
-            cell(time.iqr, milliseconds),
+            cell(time.iqr, duration),
             count_cell(time.n),
             cell(stage.share, percent),
-            cell(stage.profiled_ns, milliseconds),
+            cell(stage.profiled_ns, duration),
             cell(stage.inflation, times),
         )
-    steps = then(analysis.torch, lambda torch: f" The torch pass took {torch.decode_steps} decode steps, compared with as many.")
+    steps = then(
+        analysis.torch, lambda torch: f" The torch pass ran {torch.decode_steps} decode steps, and is compared with as many."
+    )
     table.foot = _ABOUT_STAGES + known(steps, "")
     return table
 
 
 def substage_tables(stages: Sequence[StageTiming]) -> list[Table]:
-    """Return, for each stage that has sub-stages, what they take of it."""
+    """Return the sub-stages of each stage that has any, with their share."""
     found = [(stage, list(_below(stage, stages))) for stage in stages if stage.name in STAGE_NAMES]
     return [_substages(stage, below) for stage, below in found if below]
 
 
 def _below(stage: StageTiming, stages: Sequence[StageTiming]) -> Iterator[StageTiming]:
-    """The rows that follow a stage until the next stage: its sub-stages and theirs."""
+    """Yield the rows between a stage and the next stage: its sub-stages at any depth."""
     for row in stages[stages.index(stage) + 1 :]:
         if row.name in STAGE_NAMES:
             return
@@ -171,7 +175,7 @@ def _below(stage: StageTiming, stages: Sequence[StageTiming]) -> Iterator[StageT
 
 
 def _substages(stage: StageTiming, below: Sequence[StageTiming]) -> Table:
-    names = ("forwards", "together, of medians", f"share of {stage.name}")
+    names = ("forwards", "total of medians", f"share of {stage.name}")
     table = Table(f"substages-{stage.name}", f"Sub-stages of {stage.name}", [Column("sub-stage"), *numbers(*names)])
     whole, direct = stage.time_ns.median, 0.0
     for row in below:
@@ -179,10 +183,10 @@ def _substages(stage: StageTiming, below: Sequence[StageTiming]) -> Table:
         time = row.time_ns.median * runs
         direct += time if row.depth == stage.depth + 1 else 0.0
         name = Cell(row.name, indent=row.depth - stage.depth - 1)
-        table.add(name, cell(runs, lambda count: f"{count:g}"), cell(time, milliseconds), cell(time / whole, percent))
+        table.add(name, cell(runs, mean_count), cell(time, duration), cell(time / whole, percent))
     rest = max(0.0, whole - direct)
-    table.add("the rest", "", cell(rest, milliseconds), cell(rest / whole, percent))
-    table.foot = "Medians are taken one by one and need not add up."
+    table.add("the rest", "", cell(rest, duration), cell(rest / whole, percent))
+    table.foot = "Medians of single sub-stages need not add up."
     return table
 
 
@@ -192,18 +196,18 @@ def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> Table:
     memory, model = timings.memory, timings.model
     first: Maybe[int] = timings.warmup[0].wall_ns if timings.warmup else Missing("no warm-up")
     rows: list[tuple[str, Cell | Missing | str]] = [
-        ("Decode step's growth with context", cell(analysis.drift, growth)),
+        ("Growth of a decode step with the context", cell(analysis.drift, growth)),
         ("Warm-up iterations", count_cell(len(timings.warmup))),
-        ("First iteration", cell(first, milliseconds)),
-        ("Warm-up beyond settled times (compiling, allocating, noise)", cell(compile_seconds(timings), seconds)),
+        ("First iteration", cell(first, duration)),
+        ("Warm-up beyond the settled times (compiling, allocating, noise)", cell(compile_seconds(timings), seconds)),
         ("Loading", seconds(timings.load_s)),
         ("Repeats", f"{len(timings.iterations)}: {timings.stopped}"),
         ("Clock", timings.clock),
-        ("Peak memory, allocator (tensors)", cell(memory.allocated_bytes, gibibytes)),
-        ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, gibibytes)),
-        ("Device memory in use at the end, everyone", cell(memory.device_used_bytes, gibibytes)),
-        ("Peak resident memory of the process", cell(memory.process_rss_bytes, gibibytes)),
-        ("Weights", f"{gibibytes(model.weight_bytes)} ({model.parameters:,} parameters)"),
+        ("Peak memory, allocator (tensors)", cell(memory.allocated_bytes, memory_size)),
+        ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, memory_size)),
+        ("Device memory in use at the end, all processes", cell(memory.device_used_bytes, memory_size)),
+        ("Peak resident memory of the process", cell(memory.process_rss_bytes, memory_size)),
+        ("Weights", f"{memory_size(model.weight_bytes)} ({model.parameters:,} parameters)"),
     ]
     for row in rows:
         table.add(*row)
@@ -216,7 +220,7 @@ _OperatorColumn = tuple[str, Callable[[OperatorRow], Maybe[float]], Callable[[fl
 
 
 def operators_table(torch: TorchPass, most: int | None = MOST_ROWS) -> Table:
-    """Return operators of the torch pass by self time. A quantity that no operator has is named below, with the reason."""
+    """Return operators of the torch pass by self time. A column without any value is replaced by a note with the reason."""
     shown = torch.operators[:most]
     kept, lost = _operator_columns(shown)
     columns = [Column("operator"), *numbers("calls", *[name for name, _, _ in kept], "share of self time")]
@@ -226,32 +230,31 @@ def operators_table(torch: TorchPass, most: int | None = MOST_ROWS) -> Table:
         cells = [cell(value(row), show) for _, value, show in kept]
         table.add(name_cell(row.name), count_cell(row.calls), *cells, cell(self_ns(row) / whole, percent))
     rest = len(torch.operators) - len(shown)
-    more = [f"The {len(shown)} longest; {rest:,} others are in operators.md and ops.csv."] if rest else []
+    more = [f"The {len(shown)} longest; operators.md and ops.csv have {rest:,} more."] if rest else []
     table.foot = " ".join([*more, *[f"{', '.join(names)}: n/a: {why}." for why, names in lost.items()]])
     return table
 
 
 def _operator_columns(rows: Sequence[OperatorRow]) -> tuple[list[_OperatorColumn], dict[str, list[str]]]:
-    """The columns that some row has a value in; and by reason, the names of the others."""
-    size: Callable[[float], str] = lambda value: gibibytes(round(value))  # noqa: E731 - bytes are whole
+    """Return the columns with at least one value, and the names of the others by reason."""
     every: list[_OperatorColumn] = [
-        ("CPU self", lambda row: row.cpu_self_ns, milliseconds),
-        ("CPU total", lambda row: row.cpu_total_ns, milliseconds),
-        ("CPU mean", lambda row: row.cpu_total_ns / row.calls if row.calls else Missing("no call"), milliseconds),
-        ("device self", lambda row: row.device_self_ns, milliseconds),
-        ("device total", lambda row: row.device_total_ns, milliseconds),
-        ("CPU memory", lambda row: row.cpu_memory_bytes, size),
-        ("device memory", lambda row: row.device_memory_bytes, size),
+        ("CPU self", lambda row: row.cpu_self_ns, duration),
+        ("CPU total", lambda row: row.cpu_total_ns, duration),
+        ("CPU mean", lambda row: row.cpu_total_ns / row.calls if row.calls else Missing("no call"), duration),
+        ("device self", lambda row: row.device_self_ns, duration),
+        ("device total", lambda row: row.device_total_ns, duration),
+        ("CPU memory", lambda row: row.cpu_memory_bytes, memory_size),
+        ("device memory", lambda row: row.device_memory_bytes, memory_size),
     ]
     kept = [column for column in every if not rows or any(known(column[1](row), None) is not None for row in rows)]
     lost: dict[str, list[str]] = {}
-    for name, value, _ in (column for column in every if column not in kept):
-        lost.setdefault(str(value(rows[0])).removeprefix("n/a: "), []).append(name)
+    for name, why in missing((column[0], column[1](rows[0])) for column in every if column not in kept):
+        lost.setdefault(why, []).append(name)
     return kept, lost
 
 
 def self_ns(row: OperatorRow) -> int:
-    """Return the time an operator is ranked by: on the device, or on the CPU where the run is on it."""
+    """Return the time that an operator is ranked by: on the device, or on the CPU if there is none."""
     return known(row.device_self_ns, row.cpu_self_ns)
 
 
@@ -259,9 +262,9 @@ def self_ns(row: OperatorRow) -> int:
 
 
 def telemetry_table(summary: TelemetrySummary) -> Table:
-    """Return the sampler's readings while the repeats ran."""
+    """Return the readings of the sampler during the repeats."""
     columns = [Column("reading"), *numbers("least", "median", "most", "n"), Column("unit")]
-    table = Table("readings", "Readings while the repeats ran", columns)
+    table = Table("readings", "Readings during the repeats", columns)
     for reading in summary.readings:
         values = [cell(value, lambda number: significant(number, 3)) for value in (reading.low, reading.median, reading.high)]
         table.add(reading.name, *values, count_cell(reading.n), reading.unit)
@@ -269,12 +272,12 @@ def telemetry_table(summary: TelemetrySummary) -> Table:
 
 
 def energy_table(summary: TelemetrySummary) -> Table:
-    """Return energy from both sources."""
+    """Return energy from the counter and from the power readings."""
     columns = [Column("energy over"), *numbers("window", "from the counter", "from the power readings")]
     table = Table("energy", "Energy", columns)
     for row in summary.energy:
         joules = [cell(value, lambda energy: f"{significant(energy)} J") for value in (row.from_counter_j, row.from_power_j)]
-        table.add(row.window, cell(row.seconds, lambda length: f"{length:.3f} s"), *joules)
+        table.add(row.window, cell(row.seconds, seconds), *joules)
     return table
 
 
@@ -282,7 +285,7 @@ def energy_table(summary: TelemetrySummary) -> Table:
 
 
 def passes_table(analysis: RunAnalysis) -> Table:
-    """Return the status, time and overhead of each pass: its stages' time over their unprofiled time."""
+    """Return the status, time and overhead of each pass: the time of its stages over their unprofiled time."""
     names = ("took", "prefill, × unprofiled", "decode, × unprofiled")
     columns = [Column("pass"), Column("status"), Column("tool"), *numbers(*names), Column("note")]
     table = Table("passes", "Passes", columns)
@@ -290,14 +293,14 @@ def passes_table(analysis: RunAnalysis) -> Table:
     for entry in analysis.manifest.passes:
         took: Maybe[float] = Missing(f"the pass is {entry.status}") if entry.seconds is None else entry.seconds
         overhead = measured.get(entry.name)
-        none = Missing("the pass did not time its stages")
+        none = Missing("the pass has no times of its stages")
         factors: list[Cell | Missing | str] = [none, none]
         if overhead is not None:
             factors = [cell(overhead.prefill, times), cell(overhead.decode, times)]
         elif not sees_stages(entry.name):
             factors = ["", ""]
         note = f"{entry.why} {entry.remedy}".strip()
-        table.add(entry.name, entry.status, entry.tool_version, cell(took, lambda s: f"{s:.1f} s"), *factors, note)
+        table.add(entry.name, entry.status, entry.tool_version, cell(took, seconds), *factors, note)
     table.foot = " ".join([_ABOUT_PASSES, *[entry.own_words for entry in analysis.overheads if entry.own]])
     return table
 

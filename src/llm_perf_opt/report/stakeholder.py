@@ -1,4 +1,4 @@
-"""stakeholder_summary.md: one page for who decides."""
+"""stakeholder_summary.md: one page for decision makers."""
 
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -8,13 +8,13 @@ from llm_perf_opt.report.document import Block, Chart, Document, Paragraph, Sect
 from llm_perf_opt.report.findings import finding_sentences, trial_words
 from llm_perf_opt.report.run_document import ROOFLINE, WATERFALL, images_of, warning_blocks
 from llm_perf_opt.report.run_tables import self_ns, what_ran
-from llm_perf_opt.report.text import growth, known, known_within, milliseconds, percent, significant, then
+from llm_perf_opt.report.text import duration, growth, known, known_within, percent, significant, then
 
 _CLOSING = "Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md."
 
 
 def summary_document(analysis: RunAnalysis) -> Document:
-    """Return what was run, how fast it is, what dominates, how far to trust it."""
+    """Return the summary: what ran, how fast it is, what dominates, and how reliable the figures are."""
     title, timings = f"{analysis.run}: summary", analysis.timings
     if isinstance(timings, Missing):
         remedy = Section("remedy", "", [Paragraph(analysis.manifest.remedy)])
@@ -32,29 +32,29 @@ def summary_document(analysis: RunAnalysis) -> Document:
 
 
 def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
-    """Sentences that each rest on a figure of this run."""
+    """Return sentences, each with a figure of this run."""
     sentences = []
     ttft, tpot, rate = (analysis.metric(key) for key in ("ttft", "tpot", "decode_rate"))
     if ttft and isinstance(ttft.value, Distribution):
-        sentences.append(f"The first token takes {milliseconds(ttft.value.median)}{_plus_minus(ttft.value)}.")
+        sentences.append(f"The first token takes {duration(ttft.value.median)}{_plus_minus(ttft.value)}.")
     if tpot and rate and isinstance(tpot.value, Distribution) and isinstance(rate.value, Distribution):
         sentences.append(
-            f"Each further token takes {milliseconds(tpot.value.median)}{_plus_minus(tpot.value)}: "
+            f"Each further token takes {duration(tpot.value.median)}{_plus_minus(tpot.value)}: "
             f"{significant(rate.value.median)} tokens/s for the batch of {timings.workload.batch_size}."
         )
     prefill, decode = analysis.stage("prefill"), analysis.stage("decode")
     if prefill and decode:
         longer, shorter = (decode, prefill) if decode.share >= prefill.share else (prefill, decode)
         sentences.append(
-            f"Of the {milliseconds(_whole(analysis))} of a request, {longer.name} is {percent(longer.share, 0)} "
+            f"Of the {duration(_whole(analysis))} of a request, {longer.name} is {percent(longer.share, 0)} "
             f"and {shorter.name} {percent(shorter.share, 0)}: most of the time goes to {longer.name}."
         )
     sentences += known(then(analysis.efficiency, _bounds), [])
     shares = {stage.name: stage.share for stage in (prefill, decode) if stage}
     sentences += finding_sentences(analysis.trace, shares)
     tried = () if analysis.verified is None else analysis.verified.trials
-    sentences += [f"Tried, {trial.id}: {trial_words(trial)}" for trial in tried]
-    sentences += known(then(analysis.drift, lambda drift: [f"A decode step's growth with the context: {growth(drift)}."]), [])
+    sentences += [f"Tried {trial.id}: {trial_words(trial)}" for trial in tried]
+    sentences += known(then(analysis.drift, lambda drift: [f"Growth of a decode step with the context: {growth(drift)}."]), [])
     return [*sentences, *known(then(analysis.torch, _top_operator), [])]
 
 
@@ -77,5 +77,5 @@ def _whole(analysis: RunAnalysis) -> float:
 
 
 def _plus_minus(value: Distribution) -> str:
-    within = then(value.ci_relative, lambda relative: f"median of {value.n}, ± {relative * 100:.1f} %")
+    within = then(value.ci_relative, lambda relative: f"median of {value.n}, ± {percent(relative)}")
     return f" ({known(within, known_within(value, 'ns'))})"

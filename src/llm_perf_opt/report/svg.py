@@ -1,7 +1,6 @@
-"""Waterfall and roofline as still SVG images: for Markdown, for slides, and in the page where no script runs.
+"""Waterfall and roofline as SVG images: for Markdown, for slides, and for pages where no script runs.
 
-Written by hand so that a run folder gets its images without a browser or a drawing library. On a white ground, so that they are
-readable wherever they are put.
+Written directly, so that neither a browser nor a drawing library is needed. The background is white.
 """
 
 from collections.abc import Sequence
@@ -10,8 +9,8 @@ from math import log10
 
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.charts import GREY, SERIES, STAGE_COLOURS, color_of
-from llm_perf_opt.report.text import flops_per_s, milliseconds, share_words
+from llm_perf_opt.report.charts import GRAY, SERIES, STAGE_COLORS, color_of
+from llm_perf_opt.report.text import duration, flops_per_s, percent
 
 WIDTH = 960
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#222"'
@@ -22,12 +21,12 @@ _TEXT = 150
 
 
 def plain(text: str) -> str:
-    """Return a name as text inside an SVG: characters that XML forbids become escapes, markup becomes text."""
+    """Return a name as text for an SVG, with markup and characters that XML forbids escaped."""
     return _markup(one_line(text))
 
 
 def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:
-    """Return the budgets of all stages, one below the other."""
+    """Return the waterfalls of all stages, one below the other."""
     parts: list[str] = []
     top = 10
     for data in waterfalls:
@@ -49,12 +48,12 @@ def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
     parts.append(f'<text x="10" y="{top + 16}" font-weight="bold">{plain(data.title)}</text>')
     y = top + 30
     rows = [(use.label, begin, use.ns, color_of(use.color)) for use, begin in zip(data.uses, ends, strict=False)]
-    for name, begin, ns, color in [*rows, ("measured", 0, whole, GREY)]:
+    for name, begin, ns, color in [*rows, ("measured", 0, whole, GRAY)]:
         start, stop = sorted((across(begin), across(begin + ns)))
-        said = milliseconds(ns) + (f" · {share_words(ns / whole)}" if whole and name != "measured" else "")
+        text = duration(ns) + (f" · {percent(ns / whole)}" if whole and name != "measured" else "")
         parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{plain(_short(name, 46))}</text>')
         parts.append(f'<rect x="{start:.1f}" y="{y}" width="{max(stop - start, 1):.1f}" height="{_BAR - 8}" fill="{color}"/>')
-        parts.append(f'<text x="{stop + 6:.1f}" y="{y + 15}">{said}</text>')
+        parts.append(f'<text x="{stop + 6:.1f}" y="{y + 15}">{text}</text>')
         y += _BAR
     return y + 14
 
@@ -71,12 +70,12 @@ def roofline_svg(data: Roofline) -> str:
         return height - bottom - (height - top - bottom) * (log10(value) - log10(y_low)) / (log10(y_high) - log10(y_low))
 
     parts: list[str] = []
-    for value, said in intensity_ticks(x_low, x_high):
+    for value, text in intensity_ticks(x_low, x_high):
         parts.append(f'<line x1="{across(value):.1f}" x2="{across(value):.1f}" y1="{top}" y2="{height - bottom}" stroke="#ddd"/>')
-        parts.append(f'<text x="{across(value):.1f}" y="{height - bottom + 18}" text-anchor="middle">{said}</text>')
-    for value, said in rate_ticks(y_low, y_high):
+        parts.append(f'<text x="{across(value):.1f}" y="{height - bottom + 18}" text-anchor="middle">{text}</text>')
+    for value, text in rate_ticks(y_low, y_high):
         parts.append(f'<line x1="{left}" x2="{width - right}" y1="{up(value):.1f}" y2="{up(value):.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{said}</text>')
+        parts.append(f'<text x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{text}</text>')
     middle = (left + width - right) / 2
     parts.append(f'<text x="{middle}" y="{height - bottom + 40}" text-anchor="middle">arithmetic intensity, FLOP/byte</text>')
     parts.append(
@@ -91,10 +90,10 @@ def roofline_svg(data: Roofline) -> str:
     for point in sorted(data.points, key=lambda point: order[point.kind]):
         size = 9.0 if point.kind == "stage" else 3 + 6 * (point.time_ns / longest) ** 0.5
         shape = _mark(
-            point.kind, across(point.flops_per_byte), up(point.flops_per_s), size, STAGE_COLOURS.get(point.stage, SERIES[2])
+            point.kind, across(point.flops_per_byte), up(point.flops_per_s), size, STAGE_COLORS.get(point.stage, SERIES[2])
         )
-        said = f"{point.name} ({point.stage}): {milliseconds(point.time_ns)}, {flops_per_s(point.flops_per_s)}"
-        parts.append(f"<g>{shape}<title>{plain(said)}</title></g>")
+        text = f"{point.name} ({point.stage}): {duration(point.time_ns)}, {flops_per_s(point.flops_per_s)}"
+        parts.append(f"<g>{shape}<title>{plain(text)}</title></g>")
     parts += _legend(data, height - bottom + 70, left)
     return _document(width, height, "Roofline", parts)
 
@@ -105,7 +104,7 @@ def _legend(data: Roofline, y: int, left: int) -> list[str]:
         for number, roof in enumerate(data.roofs)
     ]
     for kind, stage in dict.fromkeys((point.kind, point.stage) for point in data.points):
-        mark = _mark(kind, 12, -4, 6, STAGE_COLOURS.get(stage, SERIES[2]))
+        mark = _mark(kind, 12, -4, 6, STAGE_COLORS.get(stage, SERIES[2]))
         entries.append((mark, f"{stage}: {'whole' if kind == 'stage' else f'{kind}s'}"))
     parts = []
     x = left
@@ -123,18 +122,8 @@ def _mark(kind: str, x: float, y: float, size: float, color: str) -> str:
     if kind == "component":
         corners = [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)]
     else:
-        corners = [
-            (0, -1.4),
-            (0.4, -0.4),
-            (1.4, -0.4),
-            (0.6, 0.3),
-            (0.9, 1.3),
-            (0, 0.7),
-            (-0.9, 1.3),
-            (-0.6, 0.3),
-            (-1.4, -0.4),
-            (-0.4, -0.4),
-        ]
+        right = [(0.4, -0.4), (1.4, -0.4), (0.6, 0.3), (0.9, 1.3)]
+        corners = [(0, -1.4), *right, (0, 0.7), *[(-dx, dy) for dx, dy in reversed(right)]]
     points = " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in corners)
     return f'<polygon points="{points}" fill="{color}" stroke="#222"/>'
 

@@ -1,4 +1,4 @@
-"""The report of a sweep: a row per point, failed ones with their reason; latency against throughput; every swept parameter."""
+"""The report of a sweep: every point, latency against throughput, what bounds each point, every swept parameter."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -40,10 +40,10 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.sweep_charts import bar_words, number_of, parameter_chart, tradeoff_chart
 from llm_perf_opt.report.text import (
     count,
+    duration,
     interval,
     known,
     known_within,
-    milliseconds,
     missing,
     present,
     significant,
@@ -64,59 +64,61 @@ _RAN: tuple[tuple[str, Callable[[PointFacts], str]], ...] = (
 
 
 def what_points_ran(rows: Sequence[SweepRow]) -> list[Item]:
-    """Return what ran on what: once where all points agree, else with the points it applies to."""
+    """Return model, device, workload and software; where points differ, with the points each applies to."""
     runs = [(row.number, ran) for row in rows for ran in present([row.ran])]
     found = []
     for head, show in _RAN:
-        of: dict[str, list[int]] = {}
+        points: dict[str, list[int]] = {}
         for number, ran in runs:
-            of.setdefault(show(ran), []).append(number)
-        if len(of) == 1:
-            found.append(Item(head, f"{next(iter(of))}."))
-        elif of:
-            found.append(Item(head, "; ".join(f"{text} ({_point_count(numbers)})" for text, numbers in of.items()) + "."))
+            points.setdefault(show(ran), []).append(number)
+        if len(points) == 1:
+            found.append(Item(head, f"{next(iter(points))}."))
+        elif points:
+            found.append(Item(head, "; ".join(f"{text} ({_point_list(numbers)})" for text, numbers in points.items()) + "."))
     return found
 
 
 def troubles(rows: Sequence[SweepRow]) -> list[Item]:
-    """Return what is wrong with which point, and with all of them together; nothing where all is well."""
+    """Return the problems of single points, and of all points together."""
     found = [
-        Item(f"Point {row.number} ({row.label}) is {_status(row)}:", row.why or "no reason is known")
+        Item(f"Point {row.number} ({row.label}) is {_status(row)}:", row.why or "unknown reason")
         for row in rows
         if row.status != "complete" or not row.ranked
     ]
     ran = present(row.ran for row in rows if row.ranked)
     models = mixed_models(ran, swept_keys(rows))
     if models:
-        found.append(Item("The points did not run one model, and none was swept over:", f"{'; '.join(models)}."))
+        found.append(
+            Item("The points ran different models, although the sweep does not vary the model:", f"{'; '.join(models)}.")
+        )
     mixed = mixed_software(ran)
     if mixed:
         found.append(
-            Item("The points ran with different software:", f"{'; '.join(mixed)}. A difference may be due to that in part.")
+            Item("The points ran with different software:", f"{'; '.join(mixed)}. This may explain part of a difference.")
         )
     return found
 
 
 def _status(row: SweepRow) -> str:
-    shown = f"of {row.status}" if row.status == "other hardware" else row.status
+    shown = f"on {row.status}" if row.status == "other hardware" else row.status
     return shown if row.ranked else f"{shown} and not ranked"
 
 
 def headline(rows: Sequence[SweepRow]) -> list[str]:
-    """Return how many points are complete, and the best ranked points of each workload."""
+    """Return how many points are complete, and the best points of each workload."""
     complete = sum(row.status == "complete" for row in rows)
     found = [f"{complete} of {len(rows)} points are complete."]
     workloads = by_workload(rows)
     compared = {workload: members for workload, members in workloads.items() if len(members) > 1 or len(workloads) == 1}
     if len(workloads) > 1 and not compared:
-        found.append("No two points share a workload: none is better than another.")
+        found.append("No two points have the same workload, so they are not ranked.")
     for workload, members in compared.items():
-        found += _best_of(members, f"Of {workload}: the" if len(workloads) > 1 else "The")
+        found += _best_of(members, f"For {workload}, the" if len(workloads) > 1 else "The")
     return found
 
 
 def _best_of(rows: Sequence[SweepRow], the: str) -> list[str]:
-    """Return the best points of one workload. A token of a larger batch takes longer: times are compared per batch size."""
+    """Return the best points of one workload. Times are compared per batch size, because larger batches take longer."""
     batches: dict[str, list[SweepRow]] = {}
     for row in rows:
         batches.setdefault(known(then(row.batch, lambda batch: f"{batch:,}"), "n/a"), []).append(row)
@@ -126,45 +128,45 @@ def _best_of(rows: Sequence[SweepRow], the: str) -> list[str]:
         shortest = indistinguishable(members, "tpot")
         if shortest:
             over = f" at batch {batch}" if apart else f" over batch sizes {', '.join(batches)}" if len(batches) > 1 else ""
-            found.append(_best(f"{the} shortest TPOT{over}", shortest, lambda row: words(row.median("tpot"), milliseconds)))
+            found.append(_best(f"{the} shortest TPOT{over}", shortest, lambda row: words(row.median("tpot"), duration)))
     most = indistinguishable(rows, "decode_rate", most=True)
     if most:
-        found.append(_best(f"{the} most decode throughput", most, _rate_words))
+        found.append(_best(f"{the} highest decode throughput", most, _rate_words))
     return found
 
 
 def _best(what: str, rows: Sequence[SweepRow], show: Callable[[SweepRow], str]) -> str:
-    """Return the best point, or all that may be as good."""
+    """Return the best point, or all points that are not distinguishable from it."""
     if len(rows) == 1:
         return f"{what} is {show(rows[0])}, at {rows[0].label}."
     named = [f"{row.label} ({show(row)})" for row in rows[:_MOST_NAMED]]
     more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
-    return f"{what} is one of {len(rows)} points that are not told apart: {', '.join(named)}{more}."
+    return f"{what} is one of {len(rows)} points that are not distinguishable: {', '.join(named)}{more}."
 
 
 def _rate_words(row: SweepRow) -> str:
     return known(then(row.median("decode_rate"), lambda rate: f"{significant(rate)} tokens/s"), "")
 
 
-def _point_count(numbers: Iterable[int]) -> str:
+def _point_list(numbers: Iterable[int]) -> str:
     listed = [str(number) for number in numbers]
     return f"point{'s' if len(listed) > 1 else ''} {', '.join(listed)}"
 
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What the report is built from."""
+    """The input of the report."""
 
     name: str
     created: str
     command: Sequence[str]
     rows: Sequence[SweepRow]
     folder: str
-    """For the command that resumes it."""
+    """The folder of the sweep, for the command that resumes it."""
 
     @property
     def complete(self) -> int:
-        """Points that are complete."""
+        """How many points are complete."""
         return sum(row.status == "complete" for row in self.rows)
 
 
@@ -173,8 +175,8 @@ _FIGURES = ("end to end", "decode tokens/s", "output tokens/s", "decode roofline
 
 def sweep_document(found: SweepReport) -> Document:
     """Return the report of the sweep."""
-    lacking = sum(row.status != "complete" or not row.ranked for row in found.rows)
-    notice = f"{lacking} of {len(found.rows)} points are not complete, or not ranked." if lacking else ""
+    faulty = sum(row.status != "complete" or not row.ranked for row in found.rows)
+    notice = f"{faulty} of {len(found.rows)} points are not complete or not ranked." if faulty else ""
     over = ", ".join(swept_keys(found.rows)) or "nothing"
     subtitle = f"{len(found.rows)} points over {over}; {found.complete} complete. Started {found.created}."
     wrong = troubles(found.rows)
@@ -197,43 +199,45 @@ def sweep_document(found: SweepReport) -> Document:
 def _resume(found: SweepReport, failed: int) -> list[Block]:
     if not failed:
         return []
-    return [Paragraph("To run what is not complete again:"), Code(shlex.join(["llm-perf", "run", "--resume", found.folder]))]
+    return [
+        Paragraph("To run the points that are not complete:"),
+        Code(shlex.join(["llm-perf", "run", "--resume", found.folder])),
+    ]
 
 
 _DEFINITIONS = [
-    Item("TTFT:", "time to first token; median of unprofiled repeats, as all times here."),
+    Item("TTFT:", "time to first token; like all times here, the median of unprofiled repeats."),
     Item(
         "95 % interval:",
-        "distribution-free, of the median, in brackets and as error bars. Too few repeats have none: their range, from the "
-        "shortest to the longest, is shown instead and called that. This sweep cannot distinguish points whose intervals or "
-        "ranges overlap.",
+        "of the median, distribution-free; in brackets and as error bars. For too few repeats, their range is shown instead. "
+        "Points with overlapping intervals or ranges are not distinguishable.",
     ),
-    Item("Warnings:", "how many the point's own report has; they say why its figures may be off."),
+    Item("Warnings:", "how many the report of the point has; they say why its figures may be wrong."),
     Item("TPOT:", "time per output token, (end-to-end − TTFT) / (new tokens − 1), per sequence."),
     Item("Decode tokens/s:", "batch size / TPOT. Output tokens/s: batch × new tokens / end to end, prefill included."),
-    Item("Roofline time:", "the least time of a decode step on the best peaks known; × roofline: measured time over it."),
+    Item("Roofline time:", "the least time of a decode step at the best known peaks; × roofline: the measured time over it."),
     Item(
         "Front:",
-        "the points that no other of the same workload (model, prompt and new tokens) beats. A point is beaten by one that is "
-        "better in TPOT or in decode tokens/s beyond doubt (their intervals do not overlap) and not worse in the other beyond "
-        "doubt. A point without the two is neither on it nor beaten.",
+        "the points that no other point of the same workload (model, prompt and new tokens) beats. A point beats another if it "
+        "is clearly better in TPOT or in decode tokens/s (the intervals do not overlap) and not clearly worse in the other. A "
+        "point without both figures is neither on the front nor beaten.",
     ),
     Item(
         "Not ranked:",
-        "a point with a figure that cannot be true, whose unprofiled pass is not complete, or that ran on other hardware than "
-        "most. Its row is shown; it is on no chart, not on the front, and not named as the best.",
+        "a point with an implausible figure, whose unprofiled pass is not complete, or that ran on other hardware than most. Its "
+        "row is shown, but it is on no chart, not on the front, and never the best.",
     ),
-    Item("Decode is, prefill is:", f"what a change must address first, as the run's own report says. {EVIDENCE}"),
+    Item("Decode is, prefill is:", f"what a change must address first, as in the report of the run. {EVIDENCE}"),
     *[Item(f"{word.capitalize()}:", meaning) for word, meaning in VERDICTS],
 ]
 
 
 def _figures(row: SweepRow) -> list[Cell | Missing]:
     return [
-        *[_with_interval(row.metrics.get(key, Missing("it was not measured"))) for key in ("tpot", "ttft")],
-        cell(row.median("e2e"), milliseconds),
+        *[_with_interval(row.metrics.get(key, Missing("not measured"))) for key in ("tpot", "ttft")],
+        cell(row.median("e2e"), duration),
         *[cell(row.median(key), significant) for key in ("decode_rate", "output_rate")],
-        cell(row.roofline_ns, milliseconds),
+        cell(row.roofline_ns, duration),
         cell(row.times_floor, times),
     ]
 
@@ -242,7 +246,7 @@ def _with_interval(value: Maybe[Distribution]) -> Cell | Missing:
     if isinstance(value, Missing):
         return value
     ends = known(interval(value, "ns"), known_within(value, "ns"))
-    return Cell(milliseconds(value.median), value.median, below=f"({ends})")
+    return Cell(duration(value.median), value.median, below=f"({ends})")
 
 
 def _standing(row: SweepRow, front: set[int]) -> Maybe[str]:
@@ -269,10 +273,7 @@ def _names(row: SweepRow, keys: Sequence[str]) -> list[Cell]:
 
 def _points(rows: Sequence[SweepRow]) -> Table:
     columns = [*_heads(rows), Column("status"), Column("front"), *numbers("TPOT", "TTFT", *_FIGURES[:3])]
-    caption = (
-        "Every point of the sweep; its number leads to its own report, where there is one. In brackets: 95 % interval, or the "
-        "range of fewer repeats than that needs"
-    )
+    caption = "Every point; its number links to its report. In brackets: 95 % interval, or the range of too few repeats"
     made = Table("points-table", caption, columns, tools=True)
     front = {row.number for row in pareto_front(rows)}
     for row in rows:
@@ -298,11 +299,11 @@ def _value(text: str) -> Cell:
 
 def _tradeoff(rows: Sequence[SweepRow]) -> list[Block]:
     caption = (
-        f"TPOT against decode throughput; bars: {bar_words(rows)}; rings: points that no other beats (the front); the mark shows "
-        "what bounds decode"
+        f"TPOT against decode throughput; bars: {bar_words(rows)}; rings: the front, points that no other point beats; the "
+        "marker shows what bounds decode"
     )
     left_out = sum(not row.ranked for row in rows)
-    notes = [f"{left_out} of {len(rows)} points are not ranked and not drawn."] if left_out else []
+    notes = [f"{left_out} of {len(rows)} points are not ranked and not shown."] if left_out else []
     drawn = tradeoff_chart(rows, pareto_front(rows))
     return when_known("Latency against throughput:", drawn, lambda chart: [Chart("tradeoff-chart", caption, chart, notes=notes)])
 
@@ -310,7 +311,7 @@ def _tradeoff(rows: Sequence[SweepRow]) -> list[Block]:
 def _parameters(rows: Sequence[SweepRow]) -> list[Block]:
     blocks: list[Block] = []
     for number, key in enumerate(swept_keys(rows)):
-        caption = f"Over {key}; bars: {bar_words(rows)}; dashed: what the roofline time would give"
+        caption = f"Over {key}; bars: {bar_words(rows)}; dashed: the value at the roofline time"
         blocks += when_known(f"Over {key}:", parameter_chart(rows, key), partial(_parameter, number, caption))
     return blocks or [Unavailable("Swept parameters:", "nothing differs between the points")]
 

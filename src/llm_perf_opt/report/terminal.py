@@ -1,5 +1,6 @@
-"""A document as plain text for a terminal of a hundred columns."""
+"""Render a document as plain text for a terminal of 100 columns."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -8,13 +9,15 @@ from llm_perf_opt.report.document import Block, Cards, Cell, Chart, Code, Docume
 
 WIDTH = 100
 _NARROWEST = 16
-"""A column of names is never cut to less."""
+"""The least width of a column of names."""
 _TAIL = 15
-"""Characters kept at the end of a name that is cut."""
+"""Characters kept at the end of a shortened name."""
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[kMGT]?(?:B|FLOP)|[KMG]iB)(?!\w))")
+_NO_BREAK = "\u00a0"
 
 
 def render_text(document: Document) -> str:
-    """Return the document as lines of at most a hundred columns, tables of many columns aside."""
+    """Return the document as text of at most 100 columns, except for wide tables."""
     head = [one_line(document.title), _wrapped(document.subtitle), _wrapped(document.notice)]
     parts = ["\n".join(line for line in head if line) + "\n"]
     for section in document.sections:
@@ -26,7 +29,7 @@ def render_text(document: Document) -> str:
 
 
 def block_text(block: Block) -> str:
-    """Return one block; a chart has no text but its notes."""
+    """Return a block as text; for a chart, only its notes."""
     if isinstance(block, Table):
         return table_text(block)
     if isinstance(block, Items):
@@ -43,7 +46,7 @@ def block_text(block: Block) -> str:
 
 
 def table_text(table: Table) -> str:
-    """Return caption, aligned columns, reasons of what is missing, and how to read it."""
+    """Return a table as text: caption, aligned columns, reasons of missing values, footnote."""
     rows = [[_text(cell) for cell in row] for row in table.body]
     named = [place for place in range(len(table.columns)) if any(row[place].is_name for row in table.body)]
     header = [one_line(column.name) for column in table.columns]
@@ -55,7 +58,7 @@ def table_text(table: Table) -> str:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """Return a table for the terminal: aligned columns, two spaces apart; each cell stays on its line."""
+    """Return aligned columns, two spaces apart, with each cell on one line."""
     head, *body = [[one_line(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[index]) for row in (head, *body)) for index in range(len(header))]
 
@@ -70,14 +73,14 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], align: str) ->
 
 
 def shortened(name: str, most: int) -> str:
-    """Return a name cut in the middle: both ends tell names apart."""
+    """Return a name shortened in the middle, because both ends distinguish names."""
     text = one_line(name)
     tail = min(_TAIL, most // 3)
     return text if len(text) <= most else f"{text[: most - tail - 1]}…{text[-tail:]}"
 
 
 def _fit(header: Sequence[str], rows: list[list[str]], named: Sequence[int]) -> None:
-    """Cut names until the rows fit the terminal."""
+    """Shorten names until the rows fit the terminal."""
     widths = [max(len(row[place]) for row in (header, *rows)) for place in range(len(header))]
     too_wide = sum(widths) + 2 * (len(widths) - 1) - WIDTH
     for place in sorted(named, key=lambda place: -widths[place]):
@@ -106,5 +109,7 @@ def _items(block: Items) -> list[str]:
 
 
 def _wrapped(text: str, indent: str = "") -> str:
-    shown = one_line(text)
-    return "\n".join(textwrap.wrap(shown, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
+    """Return lines that fit the terminal; a number and its unit stay together."""
+    shown = _BEFORE_UNIT.sub(_NO_BREAK, one_line(text))
+    lines = textwrap.wrap(shown, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(_NO_BREAK, " ")

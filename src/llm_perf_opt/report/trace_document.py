@@ -35,70 +35,74 @@ from llm_perf_opt.report.document import (
 )
 from llm_perf_opt.report.findings import finding_blocks
 from llm_perf_opt.report.terminal import render_text
-from llm_perf_opt.report.text import grouped, milliseconds, percent, significant
+from llm_perf_opt.report.text import duration, grouped, percent, significant
 
 MOST_LABELS = 100
-"""Of a page; --json of analyze has them all."""
+"""Most labels in a report; `analyze --json` has all."""
 TOGETHER = (
-    "Figures of the whole trace and of its stages are of all devices together: busy is the time in which at least one of them "
+    "Figures of the whole trace and of its stages cover all devices together: busy is the time in which at least one of them "
     "worked."
 )
 LABELS = (
-    "Labels of the program itself (record_function, NVTX) that mark no stage. Time is that of the labels under the profiler; "
-    "kernels are those launched while a label was open on the launching thread, inner labels included."
+    "Labels in the program (record_function, NVTX) that are not stages. Times are measured under the profiler; kernels are those "
+    "launched while the label was open on the launching thread, including inner labels."
 )
 SAMPLED = (
-    "Means of the samples that nsys took while the stage's work ran on the device, under the profiler; idle time between kernels "
-    "counts. Units are in the names, percent where none is given; the number of samples is in brackets."
+    "Means of the samples that nsys took while the work of the stage ran on the device, including idle time between kernels. "
+    "Units are in the names, percent by default; the number of samples is in brackets."
 )
-_NO_LENGTH = Missing("it has no length")
-_OTHER_THREAD = Missing("the range may end on another thread than it began on")
+_NO_LENGTH = Missing("it has no duration")
+_OTHER_THREAD = Missing("the range may end on another thread than it started on")
 
 
 def budget_table(number: int, budget: BudgetTable) -> Table:
-    """Return where the time of a stage goes; the rows sum to its wall time."""
+    """Return the budget of a stage; the rows sum to its wall time."""
     many = f"{budget.units:,} {budget.unit}s" if budget.units > 1 else f"one {budget.unit}"
     columns = [Column("use"), *numbers("time", f"per {budget.unit}", "share")]
-    caption = f"Where {budget.stage} goes: {milliseconds(budget.wall_ns)} for {many}"
+    caption = f"Where {budget.stage} goes: {duration(budget.wall_ns)} for {many}"
     table = Table(f"budget-{number}", caption, columns)
     for label, ns, share in (*[(row.label, row.ns, row.share) for row in budget.rows], ("sum", budget.wall_ns, 1.0)):
-        table.add(label, cell(ns, milliseconds), cell(ns / max(budget.units, 1), milliseconds), cell(share, percent))
+        table.add(label, cell(ns, duration), cell(ns / max(budget.units, 1), duration), cell(share, percent))
     table.foot = " ".join([f"Wall time from {budget.wall_source}.", *budget.notes])
     return table
 
 
 def device_tables(devices: Sequence[DeviceLine]) -> list[Table]:
-    """Return each device by itself, and the stages on each; nothing where one device did all the work."""
+    """Return a table of devices and one of their stages; nothing for a single device."""
     if len(devices) < 2:
         return []
     columns = [Column("device"), Column("name"), *numbers("kernels", "kernel time", "busy", "idle", "span", "busy share")]
-    whole = Table("devices", "Each device by itself", columns, foot=TOGETHER)
-    for one in devices:
-        spent = [cell(ns, milliseconds) for ns in (one.kernel_ns, one.busy_ns, one.idle_ns, one.span_ns)]
-        whole.add(str(one.device), name_cell(one.name), count_cell(one.kernels), *spent, _share(one.busy_ns, one.span_ns))
+    whole = Table("devices", "Devices", columns, foot=TOGETHER)
+    for device in devices:
+        spent = [cell(ns, duration) for ns in (device.kernel_ns, device.busy_ns, device.idle_ns, device.span_ns)]
+        whole.add(
+            str(device.device), name_cell(device.name), count_cell(device.kernels), *spent, _share(device.busy_ns, device.span_ns)
+        )
     columns = [Column("stage"), Column("device"), *numbers("busy", "idle", "span", "busy share", "kernels")]
-    stages = Table("device-stages", "The stages on each device", columns)
-    names = dict.fromkeys(stage.name for one in devices for stage in one.stages)
-    found = [(stage, one) for name in names for one in devices for stage in one.stages if stage.name == name and stage.span_ns]
-    for stage, one in found:
-        spent = [cell(ns, milliseconds) for ns in (stage.busy_ns, stage.idle_ns, stage.span_ns)]
-        stages.add(stage.name, str(one.device), *spent, _share(stage.busy_ns, stage.span_ns), count_cell(stage.kernels))
+    stages = Table("device-stages", "Stages on each device", columns)
+    names = dict.fromkeys(stage.name for device in devices for stage in device.stages)
+    found = [
+        (stage, device) for name in names for device in devices for stage in device.stages if stage.name == name and stage.span_ns
+    ]
+    for stage, device in found:
+        spent = [cell(ns, duration) for ns in (stage.busy_ns, stage.idle_ns, stage.span_ns)]
+        stages.add(stage.name, str(device.device), *spent, _share(stage.busy_ns, stage.span_ns), count_cell(stage.kernels))
     return [whole, stages] if found else [whole]
 
 
 def label_tables(labels: Sequence[LabelLine], most: int = MOST_LABELS) -> list[Table]:
-    """Return the labels that are neither stages nor modules; nothing where there are none."""
+    """Return a table of the labels that are neither stages nor modules, if there are any."""
     if not labels:
         return []
     columns = [Column("label"), *numbers("calls", "time", "kernels", "kernel time")]
-    table = Table("labels", "Labels that mark no stage", columns, tools=True)
+    table = Table("labels", "Labels that are not stages", columns, tools=True)
     for line in labels[:most]:
         table.add(
             name_cell(line.name),
             count_cell(line.calls),
-            cell(line.wall_ns, milliseconds),
-            cell(_told(line.kernels), grouped),
-            cell(_told(line.kernel_ns), milliseconds),
+            cell(line.wall_ns, duration),
+            cell(_launched(line.kernels), grouped),
+            cell(_launched(line.kernel_ns), duration),
         )
     more = len(labels) - len(table.rows)
     table.foot = LABELS + (f" {more:,} more are not shown." if more else "")
@@ -106,13 +110,13 @@ def label_tables(labels: Sequence[LabelLine], most: int = MOST_LABELS) -> list[T
 
 
 def gpu_metric_tables(lines: Sequence[GpuMetricLine], most: int | None = None) -> list[Table]:
-    """Return the metrics that nsys sampled, a column per stage; nothing where nothing was sampled."""
+    """Return a table of the metrics that nsys sampled, with a column per stage, if there are any."""
     if not lines:
         return []
     stages = list(dict.fromkeys(line.stage for line in lines))
     several = len({line.device for line in lines}) > 1
     columns = [Column("metric"), *([Column("device")] if several else []), *numbers(*[stage or "all work" for stage in stages])]
-    table = Table("gpu-metrics", "Metrics of the GPU, sampled by nsys", columns, foot=SAMPLED)
+    table = Table("gpu-metrics", "GPU metrics, sampled by nsys", columns, foot=SAMPLED)
     found = {(line.metric, line.device, line.stage): line for line in lines}
     rows = list(dict.fromkeys((line.metric, line.device) for line in lines))
     for metric, device in rows[:most]:
@@ -129,7 +133,7 @@ def _mean(line: GpuMetricLine | None) -> Cell | Missing:
     return Cell(f"{significant(line.mean, 3)} ({line.samples:,})", line.mean)
 
 
-def _told(value: int | None) -> Maybe[int]:
+def _launched(value: int | None) -> Maybe[int]:
     return _OTHER_THREAD if value is None else value
 
 
@@ -140,11 +144,11 @@ def _share(part_ns: int, whole_ns: int) -> Cell | Missing:
 TOP = 15
 _NAME = 52
 _OWNERS = 8
-"""Modules and operators to list at most: the report is about kernels; --json has them all."""
+"""Most modules and operators in the report; `--json` has all."""
 _LISTED_STAGES = ("prefill", "decode", "mixed_step", "step")
-"""Those whose operators are listed: a step's are those of its decode, and `profile` is the whole."""
+"""The stages whose operators are listed; those of `decode_step` and `profile` would repeat them."""
 _NO_OPERATORS = Missing("no operator was recorded in it")
-_NO_WORK = Missing("the trace holds no device work")
+_NO_WORK = Missing("the trace has no device work")
 
 
 def trace_text(found: TraceAnalysis, top: int = TOP) -> str:
@@ -153,29 +157,29 @@ def trace_text(found: TraceAnalysis, top: int = TOP) -> str:
 
 
 def trace_document(found: TraceAnalysis, top: int = TOP) -> Document:
-    """Return the report; `top` rows of each long table."""
+    """Return the report, with `top` rows of each long table."""
     traced = f"{found.profiler} trace{', ' + found.device if found.device else ''}"
     health = "complete" if found.complete else "INCOMPLETE"
     subtitle = f"{traced}, {health}{'' if found.problems else ', no problems'}."
-    notice = "" if found.complete else f"No number of it can be believed: {found.why}"
-    sections = [_part("health", [Items([_problem(one) for one in found.problems])] if found.problems else [])]
+    notice = "" if found.complete else f"The trace cannot be used: {found.why}"
+    sections = [_untitled("health", [Items([_problem(problem) for problem in found.problems])] if found.problems else [])]
     if found.complete:
         sections += [
-            _part("gpu", [_gpu(found), *device_tables(found.devices)]),
-            _part("stages", [_stages(found), *label_tables(found.labels, top), *_host_operators(found.host, top)]),
-            *[_part(f"budget-{number}", _budget(found, number)) for number in range(len(found.budgets))],
-            _part("idle", _idle(found)),
-            _part("kernels", _kernels(found, top)),
-            _part("owners", [*_owners("modules", found.modules, top), *_owners("operators", found.operators, top)]),
-            _part("borrowed", _borrowed(found, top)),
-            _part("metrics", gpu_metric_tables(found.gpu_metrics, top)),
+            _untitled("gpu", [_gpu(found), *device_tables(found.devices)]),
+            _untitled("stages", [_stages(found), *label_tables(found.labels, top), *_host_operators(found.host, top)]),
+            *[_untitled(f"budget-{number}", _budget(found, number)) for number in range(len(found.budgets))],
+            _untitled("idle", _idle(found)),
+            _untitled("kernels", _kernels(found, top)),
+            _untitled("owners", [*_owners("modules", found.modules, top), *_owners("operators", found.operators, top)]),
+            _untitled("borrowed", _borrowed(found, top)),
+            _untitled("metrics", gpu_metric_tables(found.gpu_metrics, top)),
             Section("findings", "What to change first", _findings(found)),
         ]
     return Document(found.source, subtitle, notice, sections)
 
 
-def _part(name: str, blocks: Sequence[Block]) -> Section:
-    """A section whose tables are heading enough."""
+def _untitled(name: str, blocks: Sequence[Block]) -> Section:
+    """Return a section without a heading."""
     return Section(name, "", blocks)
 
 
@@ -187,13 +191,13 @@ def _problem(problem: ProblemLine) -> Item:
 def _gpu(found: TraceAnalysis) -> Block:
     gpu = found.gpu
     if not gpu.span_ns or gpu.busy_ns is None or gpu.idle_ns is None or gpu.kernel_ns is None:
-        return Unavailable("GPU:", found.why or "its work has no length")
+        return Unavailable("GPU:", found.why or "the device work has no duration")
     several = len(found.devices) > 1
     which = f" on {len(found.devices)} devices" if several else ""
-    busy = "at least one busy for" if several else "busy"
+    busy = "at least one busy" if several else "busy"
     return Paragraph(
-        f"GPU: {gpu.kernels:,} kernels{which}, {milliseconds(gpu.kernel_ns)} of kernel time; {busy} {milliseconds(gpu.busy_ns)} "
-        f"({percent(gpu.busy_ns / gpu.span_ns)}), idle {milliseconds(gpu.idle_ns)} of a span of {milliseconds(gpu.span_ns)}"
+        f"GPU: {gpu.kernels:,} kernels{which}, {duration(gpu.kernel_ns)} of kernel time; {busy} {duration(gpu.busy_ns)} "
+        f"({percent(gpu.busy_ns / gpu.span_ns)}), idle {duration(gpu.idle_ns)} of a span of {duration(gpu.span_ns)}"
     )
 
 
@@ -202,41 +206,41 @@ def _stages(found: TraceAnalysis) -> Block:
         return Unavailable("Stages:", found.stage_why)
     covered = "" if found.stage_coverage is None else f", {percent(found.stage_coverage)} of the device time"
     caption = f"Stages, by {found.stage_method} ({found.stage_why}{covered})"
-    if all(one.gpu_busy_ns is None for one in found.stages):
+    if all(stage.gpu_busy_ns is None for stage in found.stages):
         return _host_stages(caption, found.stages, found.host)
     names = ("count", "wall, profiled", "GPU busy", "GPU idle", "GPU span", "kernels", "launches")
     table = Table("stages", caption, [Column("stage"), *numbers(*names)])
-    for one in found.stages:
-        spent = [_time(ns) for ns in (one.wall_ns, one.gpu_busy_ns, one.idle_ns, one.span_ns)]
-        table.add(one.name, count_cell(one.count), *spent, _count(one.kernels), _count(one.launches))
+    for stage in found.stages:
+        spent = [_time(ns) for ns in (stage.wall_ns, stage.gpu_busy_ns, stage.idle_ns, stage.span_ns)]
+        table.add(stage.name, count_cell(stage.count), *spent, _count(stage.kernels), _count(stage.launches))
     return table
 
 
 def _host_stages(caption: str, stages: Sequence[StageLine], host: HostTable | None) -> Table:
-    """Stages of a trace without device work: wall time, and where operators are recorded, how much of it they were open."""
-    inside = {} if host is None else {one.name: one for one in host.stages}
-    columns = [Column("stage"), *numbers("count", "wall, profiled", *(("in operators", "outside them") if host else ()))]
+    """Return the stages of a trace without device work: wall time, and how much of it is inside operators."""
+    inside = {} if host is None else {stage.name: stage for stage in host.stages}
+    columns = [Column("stage"), *numbers("count", "wall, profiled", *(("in operators", "outside operators") if host else ()))]
     table = Table("stages", caption, columns)
-    for one in stages:
-        found = inside.get(one.name)
+    for stage in stages:
+        found = inside.get(stage.name)
         spent = [_time(found.operator_ns), _time(found.outside_ns)] if found else [_NO_OPERATORS] * 2
-        table.add(one.name, count_cell(one.count), _time(one.wall_ns), *(spent if host else []))
+        table.add(stage.name, count_cell(stage.count), _time(stage.wall_ns), *(spent if host else []))
     return table
 
 
 def _host_operators(host: HostTable | None, top: int) -> list[Block]:
-    """Operators by host time, for the whole trace and for each stage that adds to it."""
+    """Return operators by host time, for the whole trace and for each stage."""
     if host is None or not host.operators:
         return []
     found = [("the whole trace", host.operators)]
-    found += [(one.name, one.operators) for one in host.stages if one.name in _LISTED_STAGES and one.operators]
+    found += [(stage.name, stage.operators) for stage in host.stages if stage.name in _LISTED_STAGES and stage.operators]
     return [_host_table(number, where, lines, min(top, _OWNERS)) for number, (where, lines) in enumerate(found)]
 
 
 def _host_table(number: int, where: str, lines: Sequence[HostOperatorLine], most: int) -> Table:
     shown = lines[:most]
-    caption = f"Operators by host time of their own, {where}: the first {len(shown)} of {len(lines)} (under the profiler)"
-    columns = [Column("operator"), *numbers("calls", "own", "with inner", "share")]
+    caption = f"Operators by host self time, {where}: the first {len(shown)} of {len(lines)} (under the profiler)"
+    columns = [Column("operator"), *numbers("calls", "self", "total", "share")]
     table = Table(f"host-operators-{number}", caption, columns)
     for row in shown:
         table.add(name_cell(row.name), count_cell(row.calls), _time(row.self_ns), _time(row.total_ns), cell(row.share, percent))
@@ -253,9 +257,9 @@ def _idle(found: TraceAnalysis) -> list[Block]:
     whole = sum(line.ns for line in found.idle)
     if not whole:
         return []
-    caption = "Why the device was idle (as recorded, under the profiler)"
+    caption = "Why the device was idle (under the profiler)"
     table = Table("idle", caption, [Column("cause"), *numbers("time", "share")])
-    for line in sorted(found.idle, key=lambda one: -one.ns):
+    for line in sorted(found.idle, key=lambda line: -line.ns):
         table.add(line.cause, _time(line.ns), cell(line.ns / whole, percent))
     return [table]
 
@@ -264,25 +268,25 @@ def _kernels(found: TraceAnalysis, top: int) -> list[Block]:
     if not found.kernels:
         return []
     shown = found.kernels[:top]
-    unknown = f"; {percent(found.unknown_share)} of the time is of no known class" if found.unknown_share else ""
+    unknown = f"; {percent(found.unknown_share)} of the time is in kernels of unknown class" if found.unknown_share else ""
     caption = f"Kernels: the longest {len(shown)} of {len(found.kernels)}{unknown}"
     table = Table("kernels", caption, [Column("kernel"), Column("class"), *numbers("calls", "total", "mean", "share")])
     for row in shown:
-        spent = (_time(row.total_ns), cell(row.mean_ns, milliseconds), cell(row.share, percent))
+        spent = (_time(row.total_ns), cell(row.mean_ns, duration), cell(row.share, percent))
         table.add(name_cell(row.name, short_name(row.name, _NAME)), row.kind, count_cell(row.calls), *spent)
     return [table]
 
 
 def _owners(what: str, rows: Sequence[OwnerLine], top: int) -> list[Block]:
-    """Modules or operators by the device time that is their own."""
+    """Return modules or operators by device self time."""
     if not rows:
         return []
     shown, owned = rows[: min(top, _OWNERS)], sum(row.share for row in rows)
     caption = (
-        f"{what.capitalize()} by device time of their own: the first {len(shown)} of {len(rows)}; "
-        f"{percent(owned)} of the device time has one"
+        f"{what.capitalize()} by device self time: the first {len(shown)} of {len(rows)}; "
+        f"{percent(owned)} of the device time is attributed"
     )
-    table = Table(what, caption, [Column(what), *numbers("calls", "launched", "own", "with inner", "share")])
+    table = Table(what, caption, [Column(what), *numbers("calls", "launched", "self", "total", "share")])
     for row in shown:
         counts = (count_cell(row.calls), count_cell(row.kernels))
         table.add(name_cell(row.name), *counts, _time(row.self_ns), _time(row.total_ns), cell(row.share, percent))
@@ -290,13 +294,13 @@ def _owners(what: str, rows: Sequence[OwnerLine], top: int) -> list[Block]:
 
 
 def _borrowed(found: TraceAnalysis, top: int) -> list[Block]:
-    """Modules by another trace, with how much each way of finding them covers."""
+    """Return modules taken from another trace, with the share that each rule attributes."""
     borrowed = found.borrowed
     if borrowed is None:
         return []
     shares = ", ".join(f"{rule} {percent(share)}" for rule, share in borrowed.coverage.items() if share)
-    caption = f"Modules by the eager trace {borrowed.source}; of the kernel time, by rule: {shares}"
-    table = Table("borrowed", caption, [Column("module"), *numbers("kernels", "own", "share")])
+    caption = f"Modules from the eager trace {borrowed.source}; share of the kernel time by rule: {shares}"
+    table = Table("borrowed", caption, [Column("module"), *numbers("kernels", "self", "share")])
     for row in borrowed.rows[: min(top, _OWNERS)]:
         table.add(name_cell(row.name), count_cell(row.kernels), _time(row.self_ns), cell(row.share, percent))
     return [table]
@@ -304,12 +308,12 @@ def _borrowed(found: TraceAnalysis, top: int) -> list[Block]:
 
 def _findings(found: TraceAnalysis) -> list[Block]:
     if not found.findings and found.gpu.kernels is None:
-        return [Unavailable("Findings:", f"{found.why}, and the rules are about a GPU's work")]
+        return [Unavailable("Findings:", f"{found.why}, and the rules are about GPU work")]
     return finding_blocks(found.findings)
 
 
 def _time(ns: int | None) -> Cell | Missing:
-    return _NO_WORK if ns is None else cell(ns, milliseconds)
+    return _NO_WORK if ns is None else cell(ns, duration)
 
 
 def _count(number: int | None) -> Cell | Missing:

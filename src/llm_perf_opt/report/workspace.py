@@ -1,11 +1,11 @@
-"""The README of a dataset in the tree: what it is, where it comes from, how it is used."""
+"""The README of a dataset, and the lines of `llm-perf model`."""
 
 from collections.abc import Sequence
 
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.markdown import escape, table
-from llm_perf_opt.report.text import count, gibibytes, known, then, words
+from llm_perf_opt.report.text import count, known, memory_size, then, words
 from llm_perf_opt.workspace.data.inventory import DatasetMetadata
 from llm_perf_opt.workspace.data.model_tree import ModelCheck
 
@@ -13,11 +13,11 @@ _MOST_NAMES = 100
 
 
 def dataset_readme(metadata: DatasetMetadata, first_level: Sequence[str]) -> str:
-    """Return the page; names and remarks are data in it."""
+    """Return the README of a dataset."""
     facts = [
-        ["version", _said(metadata.version)],
+        ["version", _given(metadata.version)],
         ["source", escape(metadata.source)],
-        ["license", _said(metadata.license)],
+        ["license", _given(metadata.license)],
         ["format", f"{metadata.format}, text in the field {escape(metadata.text_field)}"],
         ["size", f"{metadata.size.records} records, {metadata.size.files} files, {metadata.size.bytes} bytes"],
         ["content sha256", metadata.content_sha256],
@@ -31,8 +31,8 @@ def dataset_readme(metadata: DatasetMetadata, first_level: Sequence[str]) -> str
 {splits}
 ## Source
 
-`source-data` is a link to the data as they were obtained. It is never written; `llm-perf dataset check {metadata.name}`
-finds out whether they changed.
+`source-data` links to the original data, which is never modified. `llm-perf dataset check {metadata.name}` reports whether it
+changed.
 
 ```
 source-data/
@@ -47,12 +47,12 @@ llm-perf dataset prepare {metadata.name} --variant subset-1k --num-samples 1000 
 llm-perf run dataset={metadata.name} dataset.variant=subset-1k
 ```
 
-Each variant lies in a folder of its own beside this file; its metadata.yaml says what it was made from and how.
-`llm-perf dataset list` shows them all.
+Each variant is in its own folder next to this file; its metadata.yaml says what it was made from and how.
+`llm-perf dataset list` shows all variants.
 """
 
 
-def _said(value: str | float | None) -> str:
+def _given(value: str | float | None) -> str:
     return "not given" if value is None else escape(str(value))
 
 
@@ -67,9 +67,9 @@ def _tree(names: Sequence[str]) -> str:
 
 
 def model_lines(found: ModelCheck) -> list[str]:
-    """Return name and target, what it is, and every problem."""
+    """Return name and target of a model, its type and size, and every problem."""
     parameters = words(found.parameters, lambda number: f"{count(number)} parameters")
-    dtypes = ", ".join(f"{name} {gibibytes(size)}" for name, size in found.dtypes.items()) or "no weights"
+    dtypes = ", ".join(f"{name} {memory_size(size)}" for name, size in found.dtypes.items()) or "no weights"
     tokenizer = known(then(found.tokenizer, lambda kind: f"tokenizer {kind}"), "no tokenizer")
     lines = [f"{found.name} → {found.target}"]
     if not isinstance(found.model_type, Missing) or found.dtypes:

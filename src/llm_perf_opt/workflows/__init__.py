@@ -1,1 +1,1 @@
-"""One module per goal of a user: run, analyze, compare, advise, sweep, cost, list."""
+"""One module per goal of a user: analyze a run, a trace or a program; compare, advise, sweep, cost, list, query."""

@@ -1,4 +1,4 @@
-"""Findings of a run, and the trying of them: each alone, on the same machine, against the run's unprofiled times."""
+"""Findings of a run, and trials of them: each change alone, on the same machine, against the unprofiled times of the run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,24 +21,24 @@ from llm_perf_opt.workflows.analyze_run import report_run, reread, write_reports
 from llm_perf_opt.workflows.run_reader import RunReader
 
 _MACHINE = (("host",), ("cpu", "name"), ("gpu", "name"), ("gpu_driver",))
-"""What tells one machine from another in env.json."""
+"""The values in env.json that identify a machine."""
 RunOne = Callable[[RunConfig, str], tuple[RunReader, LlmPerfError | None]]
-"""Captures and reports one configuration next to the original; the text is its name."""
+"""Captures and reports one configuration in a folder next to the original run; the text names it."""
 
 
 def findings_of(path: Path) -> tuple[RunReader, RunAnalysis, list[Finding]]:
-    """The run, analyzed anew, with its findings; a ParseError where it has no sound trace to find anything in."""
+    """Analyze a run and return it with its findings. Raise ParseError if it has no complete trace."""
     run, analysis = reread(path)
     trace = analysis.trace
     if isinstance(trace, Missing):
-        raise ParseError(f"{path} has no trace to find anything in: {trace.why}.", "Run it with profiling=minimal or full.")
+        raise ParseError(f"{path} has no trace to analyze: {trace.why}.", "Run it with profiling=minimal or full.")
     if not trace.complete:
-        raise ParseError(f"Nothing is claimed from an incomplete trace: {trace.why}.", "Record it again.")
+        raise ParseError(f"The trace is incomplete, so there are no findings: {trace.why}.", "Record it again.")
     return run, analysis, trace.findings
 
 
 def to_try(findings: Sequence[Finding], top: int) -> list[Finding]:
-    """The first findings that are plain configuration and promise something."""
+    """Return the first `top` findings that are configuration changes and predict an improvement."""
     return [finding for finding in findings if finding.overrides and (finding.saving_high_ns or finding.throughput)][:top]
 
 
@@ -51,9 +51,9 @@ def verify(
     *,
     remeasure: bool = False,
 ) -> tuple[Verification, LlmPerfError | None]:
-    """Try each finding alone; what was tried before an interruption is kept in verify.json and shown in the report."""
-    values, folder = _values(run), run.folder
-    _refuse_another_device(folder, analysis, values)
+    """Try each finding alone, and write verify.json and the reports. An interruption keeps the trials made so far."""
+    values, folder = _settings(run), run.folder
+    _require_same_device(folder, analysis, values)
     base = _base(folder, analysis, values, partial(_run, folder, command, listener), remeasure)
     trials: list[Trial] = []
     interrupted: LlmPerfError | None = None
@@ -70,29 +70,31 @@ def verify(
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
-    """A run's configuration with some values replaced, unprofiled; a ConfigError where that means nothing."""
+    """Return the configuration of a run, unprofiled, with some values replaced. Raise ConfigError if a value is invalid."""
     config = with_overrides(values, overrides)
     return replace(config, profiling=compose(["profiling=none"]).config.profiling)
 
 
-def _values(run: RunReader) -> dict[str, Any]:
+def _settings(run: RunReader) -> dict[str, Any]:
     if not run.settings:
-        raise ParseError(f"{run.folder.config_file} holds no configuration.", "The run cannot be repeated without it.")
+        raise ParseError(f"{run.folder.config_file} has no configuration.", "The run cannot be repeated without it.")
     return run.settings
 
 
 @dataclass(frozen=True)
 class _Base:
-    """The times to compare with, whose they are, and why they were taken again: empty where they were not."""
+    """The times to compare with."""
 
     timings: CleanTimings
     run: str
+    """The run they come from."""
     remeasured: str = ""
+    """Why they were measured again; empty if they were not."""
 
 
 def _base(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any], run_one: RunOne, remeasure: bool) -> _Base:
     timings = analysis.timings
-    why = "it was asked for" if remeasure else _other_machine(analysis.env, values)
+    why = "requested with --remeasure" if remeasure else _other_machine(analysis.env, values)
     if isinstance(timings, Missing) or not timings.iterations:
         why = why or "the run has no unprofiled times"
     elif not why:
@@ -102,49 +104,49 @@ def _base(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any], r
     if error is not None:
         raise error
     if isinstance(again, Missing) or not again.iterations:
-        raise ParseError(f"The base could not be measured again in {run.folder.path}.", "run.json there says why.")
+        raise ParseError(f"The base could not be measured again in {run.folder.path}.", "See run.json there for the reason.")
     return _Base(again, run.folder.path.name, why)
 
 
-def _refuse_another_device(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any]) -> None:
-    """A ResourceError where the run was on a GPU that is not here: what a finding says is of that device alone."""
-    if not _on_a_gpu(analysis, values):
+def _require_same_device(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any]) -> None:
+    """Raise ResourceError if the run used a GPU that this machine does not have: findings apply to that device only."""
+    if not _used_gpu(analysis, values):
         return
-    ran, gpu = analysis.env.get("gpu"), _here(values).get("gpu")
+    ran, gpu = analysis.env.get("gpu"), _this_machine(values).get("gpu")
     name = str(ran.get("name")) if isinstance(ran, Mapping) else "a GPU"
     if not isinstance(gpu, Mapping):
         raise ResourceError(
-            f"{folder.path.name} was run on {name}, and this machine has no GPU to try its findings on ({gpu}).",
-            "Verify on the machine of the run; without --verify the findings are listed anywhere.",
+            f"{folder.path.name} ran on {name}, and this machine has no GPU to try its findings on ({gpu}).",
+            "Verify on the machine of the run, or list the findings without --verify.",
         )
     if isinstance(ran, Mapping) and gpu.get("name") != ran.get("name"):
         raise ResourceError(
-            f"{folder.path.name} was run on {name}, and this machine has {gpu.get('name')}: what is predicted for the one "
-            "cannot be tried on the other.",
-            "Verify on a machine with that GPU, or run the configuration here and verify that run.",
+            f"{folder.path.name} ran on {name}, and this machine has {gpu.get('name')}: predictions for one GPU cannot be tried "
+            "on another.",
+            "Verify on a machine with that GPU, or run the configuration here and verify the new run.",
         )
 
 
-def _on_a_gpu(analysis: RunAnalysis, values: Mapping[str, Any]) -> bool:
-    """By what the run says of its device; where it left no times, by what it was asked for and what its machine had."""
+def _used_gpu(analysis: RunAnalysis, values: Mapping[str, Any]) -> bool:
+    """Return whether the run used a GPU: from its times, or else from its configuration and its machine."""
     if not isinstance(analysis.timings, Missing):
         return not analysis.timings.model.device.startswith("cpu")
     hardware = values.get("hardware")
-    asked = hardware.get("device") if isinstance(hardware, Mapping) else None
-    return asked == "cuda" or (asked != "cpu" and isinstance(analysis.env.get("gpu"), Mapping))
+    device = hardware.get("device") if isinstance(hardware, Mapping) else None
+    return device == "cuda" or (device != "cpu" and isinstance(analysis.env.get("gpu"), Mapping))
 
 
-def _here(values: Mapping[str, Any]) -> dict[str, Any]:
-    """This machine, with the device that the run's configuration asks for."""
+def _this_machine(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the environment of this machine, with the device index of the run."""
     hardware = values.get("hardware")
     return environment(hardware.get("device_index", 0) if isinstance(hardware, Mapping) else 0)
 
 
 def _other_machine(env: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    here = _here(values)
+    here = _this_machine(values)
     for path in _MACHINE:
         if _fact(env, path) != _fact(here, path):
-            return f"the run is of another machine: its {' '.join(path).replace('_', ' ')} differs"
+            return f"the run is from another machine: its {' '.join(path).replace('_', ' ')} differs"
     return ""
 
 
@@ -162,7 +164,7 @@ def _try(values: Mapping[str, Any], finding: Finding, base: CleanTimings, run_on
         return unmeasured(finding, raised.fact), raised
     timings, name = run.timings, run.folder.path.name
     if error is not None or isinstance(timings, Missing) or not timings.iterations:
-        why = error.fact if error else "it left no unprofiled times"
+        why = error.fact if error else "the trial left no unprofiled times"
         return unmeasured(finding, why, name), error
     return measured(finding, base, timings, name), None
 
@@ -170,7 +172,7 @@ def _try(values: Mapping[str, Any], finding: Finding, base: CleanTimings, run_on
 def _run(
     folder: RunFolder, command: Sequence[str], listener: Listener, config: RunConfig, name: str
 ) -> tuple[RunReader, LlmPerfError | None]:
-    """A run next to the original, with a report of its own."""
+    """Capture and report a run next to the original."""
     composed = Composed(config, folder.path.with_name(f"{folder.path.name}-verify-{name}"))
     made, error = capture(composed, command, listener)
     run = RunReader(made)

@@ -6,15 +6,7 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.kernels.evidence import (
-    PROGRAM,
-    STAGES,
-    KernelEvidence,
-    disagreements,
-    hfus_of,
-    outcome,
-    uses_of,
-)
+from llm_perf_opt.analysis.kernels.evidence import PROGRAM, STAGES, KernelEvidence, disagreements, hfus_of, outcome, uses_of
 from llm_perf_opt.analysis.kernels.selection import Launch
 from llm_perf_opt.analysis.kernels.table import kernel_table
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
@@ -38,7 +30,7 @@ from llm_perf_opt.workflows.run_reader import Damaged, RunReader, Untested
 
 _UNTIMED = Missing("no iteration was measured")
 _COUNTING = (*(f"ncu_{stage}" for stage in STAGES), "ncu")
-"""The passes whose counters are of the program itself."""
+"""The passes that count the program itself, not the self-test."""
 
 
 def analyze_kernels(run: RunReader, timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> Maybe[KernelEvidence]:
@@ -46,15 +38,14 @@ def analyze_kernels(run: RunReader, timings: CleanTimings | None, efficiency: Ma
     recorded = _launches(run)
     launches, why = recorded.of_stage, recorded.why
     if not launches:
-        return Missing("; ".join(why) or "the run was asked for without a pass that records kernels")
+        return Missing("; ".join(why) or "no requested pass records kernels")
     reports = {stage: run.counters(f"ncu_{stage}") for stage in launches}
     uses = [use for stage, members in launches.items() for use in uses_of(stage, members)]
     stages = kernel_table(uses, reports, _roles(reports, timings), limits=_limits(reports, timings, efficiency))
     steps = len({launch.step for launch in launches.get("decode", [])})
-    counted = [what_was_counted(run, f"ncu_{one.stage}", one.stage, reports[one.stage], one.counters) for one in stages]
-    notes = [*why, *(note for one in counted for note in one.notes)]
-    told = (warning for one in counted for warning in one.warnings)
-    warnings = tuple(dict.fromkeys((*recorded.warnings, *told)))
+    counted = [counting_notes(run, f"ncu_{stage.stage}", stage.stage, reports[stage.stage], stage.counters) for stage in stages]
+    notes = [*why, *(note for pass_notes in counted for note in pass_notes.notes)]
+    warnings = tuple(dict.fromkeys((*recorded.warnings, *(warning for pass_notes in counted for warning in pass_notes.warnings))))
     devices = {stage: len({launch.device for launch in members}) for stage, members in launches.items()}
     hfus = hfus_of(stages, steps, timings, efficiency, devices)
     sharing = devices_of(timings or _UNTIMED)
@@ -63,11 +54,12 @@ def analyze_kernels(run: RunReader, timings: CleanTimings | None, efficiency: Ma
 
 @dataclass(frozen=True)
 class _Launches:
+    """The launches of each stage, from the first timeline that has any."""
+
     of_stage: dict[str, list[Launch]]
-    """Of the first timeline that has any."""
     sources: dict[str, str]
     why: list[str]
-    """What could not be used."""
+    """What could not be used, with the reason."""
     warnings: tuple[RunWarning, ...]
 
 
@@ -93,9 +85,9 @@ def _launches(run: RunReader) -> _Launches:
             if name not in found and launches:
                 found[name], sources[name] = launches, timeline.source
         if len(found) > before:
-            why += _outside(timeline, sum(len(launches) for launches in inside.values()))
+            why += _outside_stages(timeline, sum(len(launches) for launches in inside.values()))
         if not len(timeline.trace.work):
-            why.append(f"{timeline.source} recorded no work of a GPU: the run is on the CPU")
+            why.append(f"{timeline.source} recorded no GPU work: the run is on the CPU")
     stages = {name: found[name] for name in STAGES if name in found}
     return _Launches(stages, sources, why, (*warnings, *disagreements(counts)))
 
@@ -104,17 +96,17 @@ def _sentence(missing: Missing) -> str:
     return f"{missing.why[0].upper()}{missing.why[1:]}."
 
 
-def _outside(timeline: Timeline, inside: int) -> list[str]:
-    """Kernels of a timeline that no stage holds: they are in none of the tables."""
+def _outside_stages(timeline: Timeline, inside: int) -> list[str]:
+    """Return a note about kernels that are in no stage, and so in no table."""
     kernels = int((timeline.trace.work.kind == WorkKind.KERNEL).sum())
     if kernels <= inside:
         return []
     words = f"{kernels - inside:,} of {kernels:,} kernels of {timeline.source} were launched outside prefill and the decode steps"
-    return [f"{words}; they are in no table here."]
+    return [f"{words}; they are in no table."]
 
 
 def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | None) -> Maybe[CounterRoles]:
-    """What the counters of the chip mean that they were read on."""
+    """Return the roles of the counters on the chip they were read on."""
     for report in reports.values():
         if not isinstance(report, Missing):
             return roles_of(report, timings.model.device_name if timings else "")
@@ -122,14 +114,14 @@ def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | Non
 
 
 def roles_of(report: CounterReport, device_name: str = "") -> Maybe[CounterRoles]:
-    """What the counters mean on the chip that the report names, or on that of the device."""
+    """Return the roles of the counters on the chip that the report names, or else on the chip of the device."""
     name = report.facts.get("device_name") or device_name
-    chip = chip_of_device(name) if name else Missing("the counters do not say which GPU they are of")
+    chip = chip_of_device(name) if name else Missing("the counters do not name their GPU")
     return chip if isinstance(chip, Missing) else roles(chip)
 
 
 def _limits(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> RateLimits:
-    """Of the device that the counters are of."""
+    """Return the peaks of the device that the counters were read on."""
     names = [report.facts.get("device_name", "") for report in reports.values() if not isinstance(report, Missing)]
     name = next((name for name in names if name), timings.model.device_name if timings else "")
     roofs = () if isinstance(efficiency, Missing) else efficiency.peak_sets
@@ -137,54 +129,54 @@ def _limits(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | No
 
 
 @dataclass(frozen=True)
-class WhatWasCounted:
-    """What is to be said of a pass of Nsight Compute."""
+class CountingNotes:
+    """Notes and warnings about a pass of Nsight Compute."""
 
     notes: tuple[str, ...] = ()
     warnings: tuple[RunWarning, ...] = ()
-    """Counters that were read and are not used for want of a verdict; less counted than planned."""
+    """Counters that are not used because no self-test checked them, or fewer counted than planned."""
 
 
-def what_was_counted(run: RunReader, name: str, stage: str, report: Maybe[CounterReport], joined: Maybe[float]) -> WhatWasCounted:
-    """What a pass was told to count in a stage, what it counted (`joined`: the share of the stage's time), what was left out."""
+def counting_notes(run: RunReader, name: str, stage: str, report: Maybe[CounterReport], joined: Maybe[float]) -> CountingNotes:
+    """Return what a pass was to count in a stage, what it counted (`joined`: the share of the stage's time) and left out."""
     warnings = [RunWarning(WarningId.COUNTERS_UNTESTED, _sentence(report))] if isinstance(report, Untested) else []
     chosen = run.selection(name)
     if isinstance(chosen, Missing):
-        return WhatWasCounted((chosen.why,) if isinstance(chosen, Damaged) else (), tuple(warnings))
+        return CountingNotes((chosen.why,) if isinstance(chosen, Damaged) else (), tuple(warnings))
     launches: Maybe[int] = report if isinstance(report, Missing) else len(report.kernels)
     found = outcome(chosen, stage, launches, joined)
     warnings += [found.warning] if found.warning else []
-    return WhatWasCounted((found.note, *chosen.notes), tuple(warnings))
+    return CountingNotes((found.note, *chosen.notes), tuple(warnings))
 
 
 # --- regions ----------------------------------------------------------------------------------------------------------
 
 
 def analyze_regions(run: RunReader, config: Mapping[str, Any]) -> Maybe[RegionReport]:
-    """Return every NVTX region with what it launched, from the run's best timeline, or why the run has none."""
+    """Return every NVTX region with its launches, from the best timeline of the run, or why there is none."""
     why = []
     for timeline in run.timelines:
         if isinstance(timeline, Timeline):
             return _region_report(run, timeline.trace, _options(config))
         why.append(timeline.why)
-    return Missing("; ".join(why) or "the run was asked for without a pass that records a timeline")
+    return Missing("; ".join(why) or "no requested pass records a timeline")
 
 
 def _region_report(run: RunReader, trace: Trace, options: RegionOptions) -> RegionReport:
     projection = project(trace)
-    counted, notes = _counted(run, trace, projection)
-    shown = _shown(run, counted)
+    counted, notes = _stage_counters(run, trace, projection)
+    shown = _shown_counters(run, counted)
     return replace(regions(trace, replace(options, counters=shown), counted, projection), notes=tuple(notes))
 
 
 def _options(config: Mapping[str, Any]) -> RegionOptions:
-    """As the run was configured; a run of an earlier version shows everything."""
+    """Return the options in the configuration of the run; without any, as in earlier versions, show everything."""
     profiling = config.get("profiling")
-    asked = profiling.get("regions") if isinstance(profiling, dict) else None
-    if asked is None:
+    options = profiling.get("regions") if isinstance(profiling, dict) else None
+    if options is None:
         return RegionOptions()
     try:
-        found = msgspec.convert(asked, RegionsConfig)
+        found = msgspec.convert(options, RegionsConfig)
     except msgspec.ValidationError as error:
         raise ParseError(f"config.yaml: profiling.regions cannot be read: {error}.") from error
     return RegionOptions(
@@ -194,8 +186,8 @@ def _options(config: Mapping[str, Any]) -> RegionOptions:
     )
 
 
-def _counted(run: RunReader, trace: Trace, projection: Projection) -> tuple[list[CountedStage], list[str]]:
-    """What was counted in each stage, with the kernels of the trace that it stands for; and why a stage has none."""
+def _stage_counters(run: RunReader, trace: Trace, projection: Projection) -> tuple[list[CountedStage], list[str]]:
+    """Return the counters of each stage with the kernels of the trace they apply to, and why a stage has none."""
     inside = {f"ncu_{name}": (name, step_of_work(trace, projection, stage) != NONE) for name, stage in STAGES.items()}
     inside["ncu"] = (PROGRAM, projection.call_of_work != NONE)
     found: list[CountedStage] = []
@@ -204,24 +196,24 @@ def _counted(run: RunReader, trace: Trace, projection: Projection) -> tuple[list
         if run.manifest.pass_named(name) is None:
             continue
         report = run.counters(name)
-        fatal = None if isinstance(report, Missing) else next((one for one in report.problems if one.fatal), None)
+        fatal = None if isinstance(report, Missing) else next((problem for problem in report.problems if problem.fatal), None)
         if isinstance(report, Missing):
             notes.append(f"Counters of {stage}: {report}.")
         elif fatal is not None:
-            notes.append(f"Counters of {stage}: n/a: they cannot be believed: {fatal.what}")
+            notes.append(f"Counters of {stage}: n/a: they are not valid: {fatal.what}")
         else:
             found.append(CountedStage(stage, work, report.kernels, report.units))
     return found, notes
 
 
-def _shown(run: RunReader, counted: list[CountedStage]) -> tuple[str, ...]:
-    """The counters that were asked for, had or not; the tool's table holds every other form of them too. Of a section's, all."""
+def _shown_counters(run: RunReader, counted: list[CountedStage]) -> tuple[str, ...]:
+    """Return the requested counters, and every counter of the requested sections: ncu also reports other forms of them."""
     if not counted:
         return ()
     entries = [run.manifest.pass_named(name) for name in _COUNTING]
-    asked = [asked_counters(entry.argv) for entry in entries if entry is not None]
-    names = {name for one in asked for name in one.metrics}
-    if any(one.whole_groups for one in asked):
-        # without a suffix it is a fact of the device or the launch
+    requested = [asked_counters(entry.argv) for entry in entries if entry is not None]
+    names = {name for counters in requested for name in counters.metrics}
+    if any(counters.whole_groups for counters in requested):
+        # a name without a suffix is a fact about the device or the launch
         names |= {name for stage in counted for kernel in stage.kernels for name in kernel.counters if "." in name}
     return tuple(sorted(names))

@@ -1,4 +1,4 @@
-"""What is said of a user's own program: how it ran, its kernels with their counters, its NVTX regions."""
+"""The analysis of a program that `llm-perf exec` ran: its passes, its kernels with their counters, its NVTX regions."""
 
 import shlex
 from dataclasses import dataclass, replace
@@ -34,50 +34,45 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.kernel_tables import all_kernels, kernel_blocks
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.regions import regions_document
+from llm_perf_opt.report.text import seconds
 from llm_perf_opt.traces.projection import project
-from llm_perf_opt.workflows.analyze_kernels import analyze_regions, roles_of, what_was_counted
+from llm_perf_opt.workflows.analyze_kernels import analyze_regions, counting_notes, roles_of
 from llm_perf_opt.workflows.run_reader import LogEnd, RunReader
 
 LAST_LINES = 10
-"""So many lines of what the program printed are shown."""
+"""How many lines of the program's output are shown."""
 _LONGEST_LINE = 200
 _NOT_STARTED = Missing("the program was not started")
 
 
 @dataclass(frozen=True)
 class ProgramAnalysis:
-    """Everything that can be said of the program."""
+    """The analysis of a program."""
 
     manifest: Manifest
     kernels: Maybe[tuple[StageKernels, ...]]
     regions: Maybe[RegionReport]
     selftest: Maybe[SelfTest]
     notes: tuple[str, ...] = ()
-    """What was counted and what was left out."""
+    """What was counted, and what was left out."""
     warnings: tuple[RunWarning, ...] = ()
     output: Maybe[LogEnd] = _NOT_STARTED
-    """What the program printed, standard output and error together."""
+    """The end of standard output and standard error."""
 
 
 def analyze_program(run: RunReader) -> ProgramAnalysis:
-    """From what the passes left."""
+    """Analyze what the passes left in the run folder."""
     report = run.counters("ncu")
     kernels = _kernels(run, report)
     joined = kernels if isinstance(kernels, Missing) else next(stage.counters for stage in kernels)
-    counted = what_was_counted(run, "ncu", PROGRAM, report, joined)
+    counted = counting_notes(run, "ncu", PROGRAM, report, joined)
     return ProgramAnalysis(
-        run.manifest,
-        kernels,
-        analyze_regions(run, run.settings),
-        run.selftest,
-        counted.notes,
-        counted.warnings,
-        _output(run),
+        run.manifest, kernels, analyze_regions(run, run.settings), run.selftest, counted.notes, counted.warnings, _output(run)
     )
 
 
 def _output(run: RunReader) -> Maybe[LogEnd]:
-    """Of the first pass that ran the program: alone, its log holds nothing else."""
+    """Return the output of the program from the log of the first pass that has one."""
     for entry in run.manifest.passes:
         found = run.log_end(entry.name, LAST_LINES)
         if not isinstance(found, Missing):
@@ -86,7 +81,7 @@ def _output(run: RunReader) -> Maybe[LogEnd]:
 
 
 def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
-    """report.md, kernels.md, regions.md and regions.json."""
+    """Write report.md, kernels.md, regions.md and regions.json."""
     kernels = all_kernels(found.kernels, selftest=found.selftest, notes=found.notes)
     write_whole(folder.kernels_file, render_markdown(kernels).encode())
     if not isinstance(found.regions, Missing):
@@ -96,14 +91,14 @@ def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
 
 
 def report_program(run: RunReader) -> ProgramAnalysis:
-    """Write the pages, now or anew."""
+    """Analyze a program and write its reports."""
     found = analyze_program(run)
     write_program_report(run.folder, found)
     return found
 
 
 def program_document(found: ProgramAnalysis) -> Document:
-    """Return the report of a program: how it ran, its output, its kernels, its regions."""
+    """Return the report of a program: passes, output, kernels, regions."""
     notes: list[Block] = [bullets(found.notes)] if found.notes else []
     sections = [
         Section("warnings", "", [Paragraph(f"Warning: {warning.text}") for warning in found.warnings]),
@@ -121,16 +116,18 @@ def _passes(manifest: Manifest) -> Table:
     for entry in manifest.passes:
         took: Maybe[float] = Missing(f"the pass is {entry.status}") if entry.seconds is None else entry.seconds
         note = f"{entry.why} {entry.remedy}".strip()
-        table.add(entry.name, entry.status, entry.tool_version, cell(took, lambda seconds: f"{seconds:.2f} s"), note)
-    table.foot = "The time of program is the program's own, start and end of its process included. Under a tool it takes longer."
+        table.add(entry.name, entry.status, entry.tool_version, cell(took, seconds), note)
+    table.foot = (
+        "The time of the program pass is unprofiled and includes the start and end of the process. The tools make it slower."
+    )
     return table
 
 
 def _output_blocks(output: LogEnd) -> list[Block]:
-    words = f"What it printed is in {output.file} ({byte_count(output.bytes)})"
+    words = f"The output is in {output.file} ({byte_count(output.bytes)})"
     if not output.lines:
         return [Paragraph(f"{words}.")]
-    return [Paragraph(f"{words}; its end:"), Code("\n".join(output.lines))]
+    return [Paragraph(f"{words}; the last lines:"), Code("\n".join(output.lines))]
 
 
 def _kernels(run: RunReader, report: Maybe[CounterReport]) -> Maybe[tuple[StageKernels, ...]]:

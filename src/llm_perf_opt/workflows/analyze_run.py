@@ -1,4 +1,4 @@
-"""raw/ → analysis → reports. Reads nothing but the run folder, so it works on another machine, years later."""
+"""Analyze a run and write its reports. Reads only the run folder, so it works on any machine."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,13 +11,7 @@ from llm_perf_opt.analysis.cost_model.cost import compute_dtype
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
-from llm_perf_opt.analysis.limits.hardware import (
-    Hardware,
-    devices_of,
-    given_hardware,
-    hardware_of_device,
-    more_devices,
-)
+from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, given_hardware, hardware_of_device, more_devices
 from llm_perf_opt.analysis.metrics import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.run_analysis import RunAnalysis, measured_inputs
@@ -46,21 +40,21 @@ from llm_perf_opt.workflows.run_reader import Damaged, RunReader
 from llm_perf_opt.workflows.run_warnings import assumptions_of, counter_warnings, missing_gpu_metrics, run_warnings
 
 GROUPS_OF_EVERY_RUN = ("model", "runtime")
-"""Groups of settings without which nothing runs."""
+"""Groups of settings that every run has."""
 GROUPS_OF_ENV = ("cpu", "memory", "packages", "tool", "variables", "working_folder")
-"""What is a mapping in env.json."""
+"""The keys of env.json whose values are mappings."""
 _NOT_READ = Missing("the traces were not read")
 
 
 def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
-    """Everything that can be said of a run, from what its passes left; without its `traces` a good deal faster."""
+    """Return the analysis of a run. Without `traces` it is much faster, and kernels and trace are missing."""
     timings = run.timings
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
     untimed = timings if isinstance(timings, Missing) else Missing("no iteration was measured")
     stages = stage_timings(measured, run.torch) if measured else ()
     peaks = _ceilings(run)
     distance = _efficiency(run, measured or untimed, limits, peaks)
-    kernels, impossible_count = _kernels(run, measured, distance.found) if traces else (_NOT_READ, None)
+    kernels, implausible_count = _kernels(run, measured, distance.found) if traces else (_NOT_READ, None)
     summary = _telemetry_summary(run, measured or untimed)
     config, odd_config = _settings(run)
     env, odd_env = _env(run)
@@ -97,14 +91,14 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
             *odd_env,
             *movement_warnings(steadiness),
             *distance.warnings,
-            *counter_warnings(kernels, impossible_count),
+            *counter_warnings(kernels, implausible_count),
             *missing_gpu_metrics(run.manifest, trace),
             *(_unkept_tables(run) if traces else ()),
         ),
         assumptions=assumptions_of(timings),
         trace=trace,
         verified=None if isinstance(run.verified, Missing) else run.verified,
-        impossible=distance.impossible or impossible_count,
+        impossible=distance.impossible or implausible_count,
         damaged=run.damage,
         prompts_sha256=run.prompts_sha256,
         inputs=measured_inputs(timings, config),
@@ -113,7 +107,7 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
 
 
 def write_reports(run: RunReader, analysis: RunAnalysis) -> None:
-    """Every page and table that is made from the analysis; each appears whole."""
+    """Write every report and table of a run; each file is replaced atomically."""
     folder = run.folder
     unwritten = write_run_tables(folder, analysis, run.telemetry)
     if unwritten is not None:
@@ -124,7 +118,7 @@ def write_reports(run: RunReader, analysis: RunAnalysis) -> None:
     report = run_document(analysis, run.telemetry, found)
     try:
         write_whole(folder.page_file, render_html(report).encode())
-    except ResourceError as error:  # a package that a capturing machine may lack: the Markdown pages need none
+    except ResourceError as error:  # jinja2 is not installed; the Markdown pages do not need it
         words = f"No report.html: {error.fact} {error.remedy}"
         analysis = _warned(analysis, [RunWarning(WarningId.PAGE_NOT_WRITTEN, words)])
         report = run_document(analysis, run.telemetry, found)
@@ -148,20 +142,20 @@ def write_reports(run: RunReader, analysis: RunAnalysis) -> None:
 
 
 def report_run(run: RunReader, limits: dict[str, float] | None = None) -> RunAnalysis:
-    """Write the reports of a run; `limits` (peak_tflops, bandwidth_gbs) stand in for the configuration's."""
+    """Analyze a run and write its reports; `limits` (peak_tflops, bandwidth_gbs) replace those of the configuration."""
     analysis = analyze(run, limits)
     write_reports(run, analysis)
     return analysis
 
 
 def reread(path: Path) -> tuple[RunReader, RunAnalysis]:
-    """The same for verbs that show the analysis: where the folder cannot be written to, the reports lack, not the answer."""
+    """Analyze a run and write its reports; if the folder is not writable, add a warning to the analysis instead."""
     run = RunReader.open(path)
     analysis = analyze(run)
     try:
         write_reports(run, analysis)
     except ResourceError as error:
-        words = f"The run's reports were not made anew: {error.fact}"
+        words = f"The reports of the run were not regenerated: {error.fact}"
         analysis = _warned(analysis, [RunWarning(WarningId.REPORTS_NOT_WRITTEN, words)])
     return run, analysis
 
@@ -175,7 +169,7 @@ def _warned(analysis: RunAnalysis, warnings: Iterable[RunWarning]) -> RunAnalysi
 
 @dataclass(frozen=True)
 class _Distance:
-    """How far the run is from the limits of its device."""
+    """The distance of a run from the peaks of its device."""
 
     found: Maybe[Efficiency]
     impossible: ImplausibleError | None = None
@@ -185,12 +179,12 @@ class _Distance:
 def _efficiency(
     run: RunReader, timings: Maybe[CleanTimings], limits: dict[str, float] | None, peaks: Maybe[Ceilings]
 ) -> _Distance:
-    """The distance from the limits; or, where a figure cannot be, no such section and the reason as the first thing to read."""
+    """Return the distance from the peaks; for an implausible figure, no distance, the error and a warning."""
     if isinstance(timings, Missing):
         return _Distance(timings)
     warnings = _peak_warnings(run, peaks)
     if limits is not None:
-        peaks = Missing("other limits were given for this report")
+        peaks = Missing("other peaks were given for this report")
     try:
         datasheet, at_work = _datasheet(run, timings, limits), device_busy_share(run.telemetry, timings)
         return _Distance(efficiency(timings, run.torch, datasheet, peaks, at_work), None, warnings)
@@ -200,17 +194,19 @@ def _efficiency(
 
 
 def _on_those_devices(found: Maybe[Efficiency], trace: Maybe[TraceAnalysis], timings: Maybe[CleanTimings]) -> Maybe[Efficiency]:
-    """No distance from limits that are of fewer devices than the trace shows at work in a stage."""
+    """Return no distance if the peaks are those of fewer devices than the trace shows at work in a stage."""
     if isinstance(trace, Missing):
         return found
-    working = [sum(any(stage.name == name and stage.kernels for stage in one.stages) for one in trace.devices) for name in STAGES]
+    working = [
+        sum(any(stage.name == name and stage.kernels for stage in device.stages) for device in trace.devices) for name in STAGES
+    ]
     return more_devices(max(working), devices_of(timings)) or found
 
 
 def _kernels(
     run: RunReader, timings: CleanTimings | None, efficiency: Maybe[Efficiency]
 ) -> tuple[Maybe[KernelEvidence], ImplausibleError | None]:
-    """Kernels and counters; without the share of the peak where that cannot be."""
+    """Return kernels and counters; for an implausible share of the peak, without it and with the error."""
     try:
         return analyze_kernels(run, timings, efficiency), None
     except ImplausibleError as error:
@@ -218,7 +214,7 @@ def _kernels(
 
 
 def _datasheet(run: RunReader, timings: CleanTimings, limits: dict[str, float] | None) -> Maybe[Hardware]:
-    """What the user says of the device, now or in the configuration, else the table's entry for its name."""
+    """Return the peaks that the user gave, now or in the configuration, or else those of the datasheet."""
     given = limits or run.settings.get("hardware")
     if not isinstance(given, dict):
         given = {}
@@ -229,20 +225,20 @@ def _datasheet(run: RunReader, timings: CleanTimings, limits: dict[str, float] |
 
 
 def _ceilings(run: RunReader) -> Maybe[Ceilings]:
-    """The measured peaks; figures that something disturbed are no limit."""
+    """Return the measured peaks, unless something disturbed the measurement."""
     found = run.ceilings
     if isinstance(found, Missing):
         return found
-    return Missing(f"the measured ceilings are not used: {'; '.join(found.doubts)}") if found.doubts else found.ceilings
+    return Missing(f"the measured peaks are not used: {'; '.join(found.doubts)}") if found.doubts else found.ceilings
 
 
 def _peak_warnings(run: RunReader, peaks: Maybe[Ceilings]) -> tuple[RunWarning, ...]:
-    """That peaks were measured and are not used."""
+    """Return a warning if peaks were measured and are not used."""
     if isinstance(run.ceilings, Damaged):
         return (RunWarning(WarningId.PEAKS_NOT_USED, run.ceilings.why),)
     if isinstance(run.ceilings, Missing) or not isinstance(peaks, Missing):
         return ()
-    advice = "Run `llm-perf ceilings` on a quiet machine, then the run again."
+    advice = "Run `llm-perf ceilings` on a quiet machine, then repeat the run."
     return (RunWarning(WarningId.PEAKS_NOT_USED, f"{peaks.why[0].upper()}{peaks.why[1:]}. {advice}"),)
 
 
@@ -256,7 +252,7 @@ def _telemetry_summary(run: RunReader, timings: Maybe[CleanTimings]) -> Maybe[Te
 
 
 def _trace(run: RunReader, facts: RunFacts) -> Maybe[TraceAnalysis]:
-    """What the first complete trace of a run shows, else the first that is incomplete, else why there is none."""
+    """Return the analysis of the first complete trace, else of the first incomplete one, else why there is none."""
     incomplete: TraceAnalysis | None = None
     why = []
     for recorded in run.traces():
@@ -272,7 +268,7 @@ def _trace(run: RunReader, facts: RunFacts) -> Maybe[TraceAnalysis]:
 
 
 def _with_metrics(found: TraceAnalysis, run: RunReader) -> TraceAnalysis:
-    """The same with the samples of the GPU's metrics that another pass's trace holds: torch records none."""
+    """Add GPU-metric samples from the trace of another pass: torch records none."""
     for recorded in run.traces() if not found.gpu_metrics else ():
         if not isinstance(recorded, Missing) and recorded.trace.complete and len(recorded.trace.samples):
             lines = gpu_metric_lines(recorded.trace, find_stages(recorded.trace))
@@ -281,8 +277,9 @@ def _with_metrics(found: TraceAnalysis, run: RunReader) -> TraceAnalysis:
 
 
 def _unkept_tables(run: RunReader) -> list[RunWarning]:
-    read = [one for one in run.traces() if not isinstance(one, Missing)]
-    notes = {one.name: one.tables.why.rstrip(".") for one in read if isinstance(one.tables, Missing)}
+    """Return a warning for each trace whose tables could not be written."""
+    read = [trace for trace in run.traces() if not isinstance(trace, Missing)]
+    notes = {trace.name: trace.tables.why.rstrip(".") for trace in read if isinstance(trace.tables, Missing)}
     return [RunWarning(WarningId.TRACE_TABLES_NOT_KEPT, f"Trace of the {name} pass: {why}.") for name, why in notes.items()]
 
 
@@ -290,24 +287,24 @@ def _unkept_tables(run: RunReader) -> list[RunWarning]:
 
 
 def _settings(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
-    """What the run was asked for, and why it is not known: the record is missing, or is YAML but none of a run's settings."""
+    """Return the settings of the run, and a warning if config.yaml does not contain the settings of a run."""
     if not run.folder.config_file.exists():
         return {}, []
     odd = [group for group in GROUPS_OF_EVERY_RUN if not isinstance(run.settings.get(group), dict)]
     name = run.folder.config_file.name
-    why = f"The settings are not known: {name} cannot be right, {', '.join(odd)} should hold names and values."
+    why = f"The settings are unknown: {name} is invalid, {', '.join(odd)} should map names to values."
     return ({}, [RunWarning(WarningId.SETTINGS_UNKNOWN, why)]) if odd else (run.settings, [])
 
 
 def _env(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
-    """The machine and the software, and what of it cannot be used: a group that is no group is left out."""
+    """Return the machine and the software, without invalid groups, and a warning about those."""
     found = run.env
     if isinstance(found, Damaged):
-        return {}, [RunWarning(WarningId.ENVIRONMENT_UNKNOWN, f"The environment is not known: {found.why}")]
+        return {}, [RunWarning(WarningId.ENVIRONMENT_UNKNOWN, f"The environment is unknown: {found.why}")]
     if isinstance(found, Missing):
         return {}, []
     odd = [name for name in GROUPS_OF_ENV if not isinstance(found.get(name, {}), dict)]
     name = run.folder.env_file.name
-    why = f"{name} cannot be right and is used in part: {', '.join(odd)} should hold names and values."
+    why = f"{name} is invalid and only partly used: {', '.join(odd)} should map names to values."
     kept = {name: value for name, value in found.items() if name not in odd}
     return kept, [RunWarning(WarningId.ENVIRONMENT_UNKNOWN, why)] if odd else []

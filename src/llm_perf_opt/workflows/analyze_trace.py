@@ -1,4 +1,4 @@
-"""Any trace or run → what is said of it. A trace by itself is analyzed once: the result is kept with its tables."""
+"""The analysis of a trace or a run. The analysis of a trace file is cached with its tables."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,33 +22,33 @@ _REPORTS = (".nsys-rep", ".qdrep")
 
 
 @dataclass(frozen=True)
-class Analysed:
-    """What was found, and what is to be said beside it."""
+class SourceAnalysis:
+    """The analysis of a trace or a run, with notes for the user."""
 
     document: "TraceAnalysis"
     notes: tuple[str, ...] = ()
     error: LlmPerfError | None = None
-    """What the command ends with."""
+    """The error that the command ends with."""
 
 
-def analyze_source(source: Path, *, use_cache: bool = True) -> Analysed:
-    """A run folder, a torch trace, or an nsys export or report."""
+def analyze_source(source: Path, *, use_cache: bool = True) -> SourceAnalysis:
+    """Analyze a run folder, a torch trace, or an nsys report or export."""
     if there(source, "Give a run folder, a torch trace, or an nsys report or SQLite export.").is_dir():
-        return _of_run(source)
+        return _analyze_run(source)
     check_ordinary(source)
     notes: tuple[str, ...] = ()
     file = source
     if source.suffix in _REPORTS:
-        file, notes = _exported(source, use_cache)
-    found = _kept(file, source) if use_cache else None
+        file, notes = _export(source, use_cache)
+    found = _cached(file, source) if use_cache else None
     if found is None:
-        found, more = _fresh(file, source, use_cache)
+        found, more = _analyze_file(file, source, use_cache)
         notes += more
-    return Analysed(found, notes, _refusal(found))
+    return SourceAnalysis(found, notes, _incomplete_error(found))
 
 
-def with_borrowed_modules(found: Analysed, source: Path, eager: Path) -> Analysed:
-    """The same, with the modules of kernels that carry none, by an eager trace or run of the same model."""
+def with_borrowed_modules(found: SourceAnalysis, source: Path, eager: Path) -> SourceAnalysis:
+    """Add the modules of CUDA graph kernels, taken from an eager trace or run of the same model."""
     from llm_perf_opt.analysis.trace.attribution import attribute, has_modules
     from llm_perf_opt.analysis.trace.graph_modules import AttributedTrace, borrow_modules, borrowed_table
     from llm_perf_opt.analysis.trace.stages import find_stages
@@ -66,33 +66,34 @@ def with_borrowed_modules(found: Analysed, source: Path, eager: Path) -> Analyse
         both.append(AttributedTrace(trace, stages, attribute(trace, stages)))
     if not has_modules(both[0].trace):
         raise ParseError(
-            f"{eager} labels no modules.",
-            "Record it with profiling.torch.preset=max, or with_modules=True in torch.profiler.",
+            f"{eager} labels no modules.", "Record it with profiling.torch.preset=max, or with_modules=True in torch.profiler."
         )
     table = borrowed_table(borrow_modules(*both), both[1].trace, str(eager))
     return replace(found, document=msgspec.structs.replace(found.document, borrowed=table))
 
 
-def _of_run(source: Path) -> Analysed:
-    """The run's reports are made anew with it, where its folder can be written to."""
+def _analyze_run(source: Path) -> SourceAnalysis:
+    """Analyze a run; its reports are regenerated if its folder is writable."""
     from llm_perf_opt.workflows.analyze_run import reread
 
     run, analysis = reread(source)
     if isinstance(analysis.trace, Missing):
         raise ParseError(
-            f"{run.folder.path} has no trace to analyze: {analysis.trace.why}.", "run.json says what became of its passes."
+            f"{run.folder.path} has no trace to analyze: {analysis.trace.why}.", "See run.json for the status of its passes."
         )
-    return Analysed(analysis.trace, tuple(str(one) for one in analysis.warnings), analysis.fault or _refusal(analysis.trace))
+    return SourceAnalysis(
+        analysis.trace, tuple(str(warning) for warning in analysis.warnings), analysis.fault or _incomplete_error(analysis.trace)
+    )
 
 
-def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
+def _incomplete_error(found: "TraceAnalysis") -> LlmPerfError | None:
     if found.complete:
         return None
     fatal = next(problem for problem in found.problems if problem.fatal)
-    return ParseError(f"The trace is incomplete, so nothing is added up: {fatal.what}.", fatal.remedy or "Record it again.")
+    return ParseError(f"The trace is incomplete, so it gives no figures: {fatal.what}.", fatal.remedy or "Record it again.")
 
 
-def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
+def _analyze_file(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
     from llm_perf_opt.analysis.evidence import RunFacts
     from llm_perf_opt.analysis.trace_analysis import document_of
 
@@ -115,48 +116,48 @@ def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, t
     try:
         write_whole(opened.tables / ANALYSIS_FILE, encoded({"version": made_by(), "document": made[0]}))
     except ResourceError as error:
-        return made[0], (f"the analysis was not kept: {error.fact}",)
+        return made[0], (f"the analysis was not cached: {error.fact}",)
     return made[0], ()
 
 
-class _Kept(msgspec.Struct):
+class _CachedAnalysis(msgspec.Struct):
     version: str
     document: msgspec.Raw
 
 
-def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
-    """What was found before of this very file by this very release."""
+def _cached(file: Path, source: Path) -> "TraceAnalysis | None":
+    """Return the cached analysis of this file by this release, if there is one."""
     tables = fresh_tables(file)
     if tables is None or not (tables / ANALYSIS_FILE).is_file():
         return None
     from llm_perf_opt.analysis.trace.document import TraceAnalysis
 
     try:
-        kept = msgspec.json.decode(read_bytes(tables / ANALYSIS_FILE), type=_Kept)
+        kept = msgspec.json.decode(read_bytes(tables / ANALYSIS_FILE), type=_CachedAnalysis)
         if kept.version != made_by():
             return None
         return msgspec.structs.replace(msgspec.json.decode(kept.document, type=TraceAnalysis), source=str(source))
     except (OSError, ParseError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None  # damaged: it is made anew
+        return None  # damaged: analyze again
 
 
-def _exported(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
-    """An nsys report as SQLite in the user's cache, or in a folder for the time being; a newer one beside it is used as it is."""
+def _export(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
+    """Return the SQLite export of an nsys report: a newer one next to it, or one in the cache or a temporary folder."""
     from llm_perf_opt.profiling.vendor.probe import find_tool
     from llm_perf_opt.profiling.vendor.tool_pass import export_nsys
 
     sqlite = report.with_suffix(".sqlite")
     if sqlite.is_file() and sqlite.stat().st_mtime_ns >= report.stat().st_mtime_ns:
-        return sqlite, (f"{sqlite.name} beside it was read.",)
-    kept = _place_of_export(report) if use_cache else Missing("it was not to be kept")
+        return sqlite, (f"read {sqlite.name} next to the report.",)
+    kept = _cached_export(report) if use_cache else Missing("the cache is not used")
     if not isinstance(kept, Missing) and kept.is_file():
         note_use(kept.parent)
         return kept, ()
     nsys = find_tool("nsys")
     if nsys is None:
         raise ResourceError(
-            f"{report} is nsys's own format, and there is no nsys here to export it.",
-            f"Where nsys is: nsys export --type sqlite -o {report.stem}.sqlite {report.name}; then analyze the .sqlite.",
+            f"{report} must be exported by nsys, and nsys is not installed.",
+            f"On a machine with nsys: nsys export --type sqlite -o {report.stem}.sqlite {report.name}; then analyze the .sqlite.",
         )
     notes: tuple[str, ...] = ()
     try:
@@ -165,7 +166,7 @@ def _exported(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
     except OSError as error:
         kept = Missing(f"{error.filename}: {error.strerror}")
     if isinstance(kept, Missing):
-        notes = (f"the export is not kept: {kept.why}",) if use_cache else ()
+        notes = (f"the export is not cached: {kept.why}",) if use_cache else ()
         kept = _scratch() / sqlite.name
     complaints = export_nsys(nsys, report, kept, log=kept.with_suffix(".export.log"))
     if not notes and use_cache:
@@ -173,12 +174,12 @@ def _exported(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
     return kept, (*notes, *(problem.what for problem in complaints))
 
 
-def _place_of_export(report: Path) -> "Maybe[Path]":
-    """By where the report lies and what tells that it was not touched since."""
+def _cached_export(report: Path) -> "Maybe[Path]":
+    """Return the cache file of an export, in a folder of the report's path, named after its size and times."""
     folder, seen = kept_for(report), seen_of(report)
     if isinstance(folder, Missing):
         return folder
-    return folder / f"export-{seen}.sqlite" if seen else Missing("the report has only just been written")
+    return folder / f"export-{seen}.sqlite" if seen else Missing("the report was written only moments ago")
 
 
 def _remove_other_exports(kept: Path) -> None:
@@ -191,7 +192,7 @@ def _remove_other_exports(kept: Path) -> None:
 
 
 def _scratch() -> Path:
-    """A folder that goes when the program ends."""
+    """Return a temporary folder that is removed at exit."""
     import atexit
     import shutil
     import tempfile

@@ -1,4 +1,4 @@
-"""What `llm-perf compare` asks: words → run folders → the two sides."""
+"""`llm-perf compare`: find the runs of both sides, baselines included, and compare them."""
 
 import glob
 import os
@@ -27,10 +27,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a name stands for."""
+    """The runs that a name refers to."""
 
     runs: tuple[str, ...]
-    """Relative to the folder that holds the file, where they lie in the same project; else absolute."""
+    """Relative to the folder of the file if they are in the same project, otherwise absolute."""
     set_at: str
 
 
@@ -40,91 +40,90 @@ class _File:
 
 
 class Baselines:
-    """The baselines of one folder of runs."""
+    """The baselines in a folder of runs."""
 
     def __init__(self, runs_dir: Path) -> None:
         self.runs_dir = runs_dir
 
     @property
     def file(self) -> Path:
-        """Where they are written down."""
+        """The file that stores them."""
         return self.runs_dir / "baselines.json"
 
     def read(self) -> dict[str, Baseline]:
-        """Every name; none where nothing was set yet. A damaged file is a ParseError."""
+        """Return every baseline. Raise ParseError if the file is damaged."""
         if not self.file.exists():
             return {}
         found = read_record(self.file, _File).baselines
-        if any("\0" in text for one in found.values() for text in one.runs):
-            raise ParseError(f"{self.file} names a path that there cannot be.", "Remove the file, and set the baselines anew.")
+        if any("\0" in text for baseline in found.values() for text in baseline.runs):
+            raise ParseError(f"{self.file} contains an impossible path.", "Remove the file, and set the baselines again.")
         return found
 
     def set(self, name: str, runs: list[Path]) -> Baseline:
-        """Give a name to runs; an earlier meaning of the name is replaced."""
+        """Name runs; an existing baseline of that name is replaced."""
         check_name(name)
         folders = [RunFolder.open(run).path for run in runs]
         if len(set(folders)) < len(folders):
-            raise ConfigError("One run is named twice.", "A run is no repeat of itself: name each once.")
+            raise ConfigError("A run is given twice.", "Name each run once.")
         if is_run(Path(name)):
-            raise ConfigError(
-                f"{name!r} is also the path of a run here: `compare {name}` could mean either.", "Choose another name."
-            )
+            raise ConfigError(f"{name!r} is also the path of a run: `compare {name}` would be ambiguous.", "Choose another name.")
         baseline = Baseline(
-            tuple(self._written(folder) for folder in folders), datetime.now(timezone.utc).isoformat(timespec="seconds")
+            tuple(self._stored(folder) for folder in folders), datetime.now(timezone.utc).isoformat(timespec="seconds")
         )
         write_record(self.file, _File({**self.read(), name: baseline}))
         return baseline
 
     def remove(self, name: str) -> None:
-        """Forget a name; the runs stay."""
+        """Remove a baseline; its runs stay."""
         known = self.read()
-        self._known(name, known)
-        write_record(self.file, _File({one: baseline for one, baseline in known.items() if one != name}))
+        self._require(name, known)
+        write_record(self.file, _File({other: baseline for other, baseline in known.items() if other != name}))
 
     def runs_of(self, name: str) -> list[Path]:
-        """The run folders behind a name; one that is gone is named as such."""
+        """Return the run folders of a baseline. Raise ConfigError if one no longer exists."""
         known = self.read()
-        self._known(name, known)
+        self._require(name, known)
         found = []
         for text in known[name].runs:
             path = self.place(text)
             if not is_run(path):
                 raise ConfigError(
-                    f"The baseline {name!r} points to {path}, and there is no run there any more.",
-                    f"Bring the run back, or set it anew: `llm-perf baseline set {name} RUN`.",
+                    f"The baseline {name!r} points to {path}, which is no longer a run.",
+                    f"Restore the run, or set the baseline again: `llm-perf baseline set {name} RUN`.",
                 )
             found.append(path)
         return found
 
     def place(self, text: str) -> Path:
-        """Where a written path lies."""
+        """Return the folder of a stored path."""
         return (self.runs_dir / text).resolve()
 
-    def _written(self, folder: Path) -> str:
+    def _stored(self, folder: Path) -> str:
         home = self.runs_dir.resolve()
         text = os.path.relpath(folder, home) if folder.is_relative_to(home.parent) else str(folder)
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"{text} cannot be written down: its name is no UTF-8.", "Rename the folder.") from error
+            raise ConfigError(f"{text} cannot be stored: its name is not valid UTF-8.", "Rename the folder.") from error
         return text
 
-    def _known(self, name: str, known: dict[str, Baseline]) -> None:
+    def _require(self, name: str, known: dict[str, Baseline]) -> None:
         if name not in known:
-            listed = ", ".join(sorted(known)) or "none is set"
-            raise ConfigError(f"No baseline is called {name!r}.{nearest(name, known)}", f"Baselines in {self.file}: {listed}.")
+            listed = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"There is no baseline {name!r}.{nearest(name, known)}", f"Baselines in {self.file}: {listed}.")
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that could be read as a path, an option or several names."""
+    """Reject a name that could be read as a path, an option or several names."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} cannot name a baseline.", "Use letters, digits, '.', '_' and '-', beginning with a letter or digit."
+            f"{name!r} is not a valid name for a baseline.",
+            "Use letters, digits, '.', '_' and '-'; start with a letter or digit.",
         )
 
 
 def is_run(path: Path) -> bool:
-    """Whether a run lies here; a SpecialFileError where its run.json is no ordinary file."""
+    """Return whether the folder is a run. Raise SpecialFileError if its run.json is not a regular file."""
     check_ordinary(RunFolder(path).manifest_file)
     return RunFolder(path).manifest_file.is_file()
 
@@ -139,26 +138,26 @@ def compare_runs(
     gates: Sequence[str] = (),
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Comparison:
-    """Compare what the words of each side stand for. Wrong gates are told before anything is read."""
+    """Compare two sides, each given as paths, patterns or baselines. Invalid gates are rejected before anything is read."""
     parsed = parse_gates(gates, gate_names())
     folders = [resolve(words, runs_dir, name) for words, name in ((base, "base"), (new, "new"))]
     for path in set(folders[0]) & set(folders[1]):
-        raise ConfigError(f"{path} stands on both sides.", "A run is not compared with itself.")
+        raise ConfigError(f"{path} is on both sides.", "Give different runs: a run cannot be compared with itself.")
     sides = [side_of([_analyzed(path) for path in paths]) for paths in folders]
     check_distinct([*sides[0].runs, *sides[1].runs])
     return compare(sides[0], sides[1], experiment, allow, parsed, judgement)
 
 
 def _analyzed(path: Path, traces: bool = True) -> RunAnalysis:
-    """A run as it is compared, or a ParseError where its times are not what a measurement leaves."""
+    """Return the analysis of a run. Raise ParseError if its times are damaged."""
     found = analyze(RunReader.open(path), traces=traces)
-    if found.damaged:  # the analysis leaves the times out and goes on: here they are what is asked for
+    if found.damaged:  # an analysis goes on without times, a comparison cannot
         raise found.damaged
     return found
 
 
 def check_baseline(name: str, runs: Sequence[Path]) -> None:
-    """Refuse what cannot be a side of a comparison: a sweep, a folder of runs, a damaged run, runs that are not repeats."""
+    """Reject what cannot be a side of a comparison: a sweep, a folder of runs, a damaged run, runs that are not repeats."""
     for path in runs:
         if path.is_dir() and not is_run(path):
             raise _no_run(path, str(path), ())
@@ -168,17 +167,17 @@ def check_baseline(name: str, runs: Sequence[Path]) -> None:
 
 
 def resolve(words: Sequence[str], runs_dir: Path, side: str) -> list[Path]:
-    """Run folders of one side: paths, patterns, names of baselines, each also several with commas between."""
+    """Return the run folders of one side, given as paths, patterns and baselines, separated by commas."""
     found: list[Path] = []
     for word in words:
         parts = [word] if is_run(Path(word)) else [part for part in word.split(",") if part]
         for part in parts:
             found += [path.resolve() for path in _runs_of(part, runs_dir)]
     if not found:
-        raise ConfigError(f"The {side} side names no run.", "Give a run folder or the name of a baseline.")
+        raise ConfigError(f"The {side} side has no run.", "Give a run folder or the name of a baseline.")
     twice = next((path for path in found if found.count(path) > 1), None)
     if twice:
-        raise ConfigError(f"{twice} stands twice on the {side} side.", "A run is no repeat of itself: name each once.")
+        raise ConfigError(f"{twice} is given twice on the {side} side.", "Name each run once.")
     return found
 
 
@@ -187,9 +186,7 @@ def _runs_of(word: str, runs_dir: Path) -> list[Path]:
     named = baselines.read() if "/" not in word else {}
     if is_run(path):
         if word in named:
-            raise ConfigError(
-                f"{word!r} is a baseline and also a run here.", f"Write ./{word} for the run, or remove the baseline."
-            )
+            raise ConfigError(f"{word!r} is both a baseline and a run.", f"Write ./{word} for the run, or remove the baseline.")
         return [path]
     if word in named:
         return baselines.runs_of(word)
@@ -203,15 +200,15 @@ def _runs_of(word: str, runs_dir: Path) -> list[Path]:
 
 def _no_run(path: Path, word: str, named: Iterable[str]) -> ConfigError:
     if is_sweep(path):
-        return ConfigError(f"{path} is a sweep: many configurations.", f"Name one of its runs, such as {path / '000'}.")
+        return ConfigError(f"{path} is a sweep of several configurations.", f"Name one of its runs, such as {path / '000'}.")
     if path.is_dir():
         inside = [child for child in sorted(path.iterdir()) if is_run(child)]
         if inside:
             return ConfigError(
-                f"{path} is not a run but holds {len(inside)}.", f"Name one, or all as repeats of each other: '{path}/*'."
+                f"{path} is not a run but contains {len(inside)}.", f"Name one of them, or all as repeats: '{path}/*'."
             )
         return ConfigError(f"{path} is not a run: it has no run.json.", "Give the folder that `llm-perf run` printed.")
-    known = ", ".join(sorted(named)) or "none is set"
+    known = ", ".join(sorted(named)) or "none"
     return ConfigError(
         f"{word!r} is neither a run nor a baseline.{nearest(word, named)}", f"Baselines: {known}. `llm-perf runs` lists runs."
     )

@@ -1,4 +1,4 @@
-"""The `cost` verb's work: which model, which sizes, which hardware; then the arithmetic of `analysis`."""
+"""`llm-perf cost`: resolve the model, the sizes and the hardware, then compute cost and roofline time."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _LARGEST_CONFIG = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class CostRequest:
-    """What the user typed."""
+    """The options of the command."""
 
     overrides: Sequence[str]
     model_config: Path | None
@@ -39,17 +39,17 @@ class CostRequest:
 
 @dataclass(frozen=True)
 class CostResult:
-    """One cost for single sizes; floors for every combination where hardware or lists were asked for."""
+    """The cost for single sizes; with hardware, the roofline times of every combination."""
 
     cost: ModelCost | None
     hardware: Hardware | None
     rows: list[WhatIf]
     turning: list[TurningPoint]
     part_of: str | None = None
-    """The model whose text decoder alone was counted."""
+    """The model, if only its text decoder was counted."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the data that `--json` prints."""
         found: dict[str, Any] = self.cost.to_json() if self.cost else {}
         if self.part_of:
             found["text_decoder_of"] = self.part_of
@@ -68,51 +68,52 @@ class CostResult:
         return found
 
 
-def estimate_cost(asked: CostRequest) -> CostResult:
-    """Everything `llm-perf cost` prints."""
-    architecture = architecture_of(_architecture_fields(asked), decoder_only=asked.decoder_only)
+def estimate_cost(request: CostRequest) -> CostResult:
+    """Return everything that `llm-perf cost` prints."""
+    architecture = architecture_of(_architecture_fields(request), decoder_only=request.decoder_only)
     batches, prompts, contexts = (
-        _numbers(name, text) for name, text in (("batch", asked.batch), ("prompt", asked.prompt), ("context", asked.context))
+        _numbers(name, text)
+        for name, text in (("batch", request.batch), ("prompt", request.prompt), ("context", request.context))
     )
-    formats = [_formats(dtype, asked) for dtype in _words("dtype", asked.dtype)]
-    _check_meaning(asked, architecture)
+    formats = [_formats(dtype, request) for dtype in _words("dtype", request.dtype)]
+    _check_effect(request, architecture)
     single = len(batches) == len(prompts) == len(contexts) == len(formats) == 1
-    if not single and asked.hardware is None:
+    if not single and request.hardware is None:
         raise ConfigError(
-            "Several sizes or dtypes make a table of floors, which needs hardware.", "Add --hardware, as in --hardware h100_sxm."
+            "Several sizes or dtypes need hardware to compute roofline times for.", "Add --hardware, as in --hardware h100_sxm."
         )
     if len(prompts) > 1:
         raise ConfigError("--prompt takes one length.", "Give --batch, --context and --dtype as lists.")
     cost = None
     if single:
         cost = model_cost(architecture, batch=batches[0], prompt=prompts[0], context=contexts[0], formats=formats[0])
-    if asked.hardware is None:
+    if request.hardware is None:
         return CostResult(cost, None, [], [], architecture.part_of)
-    hardware = hardware_named(asked.hardware)
+    hardware = hardware_named(request.hardware)
     rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0])
     turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
     return CostResult(cost, hardware, rows, turning, architecture.part_of)
 
 
-def _check_meaning(asked: CostRequest, architecture: Architecture) -> None:
-    """Refuse what would change nothing."""
-    if asked.decoder_only and architecture.part_of is None:
-        raise ConfigError(f"--decoder-only has no effect: {architecture.model_type} is a text decoder alone.", "Leave it out.")
-    if asked.mla is not None and not architecture.has_latent_attention:
-        raise ConfigError(f"--mla {asked.mla} has no effect: {architecture.model_type} has no latent attention.", "Leave it out.")
+def _check_effect(request: CostRequest, architecture: Architecture) -> None:
+    """Reject options that would have no effect."""
+    if request.decoder_only and architecture.part_of is None:
+        raise ConfigError(f"--decoder-only has no effect: {architecture.model_type} is only a text decoder.", "Omit it.")
+    if request.mla is not None and not architecture.has_latent_attention:
+        raise ConfigError(f"--mla {request.mla} has no effect: {architecture.model_type} has no latent attention.", "Omit it.")
 
 
-def _architecture_fields(asked: CostRequest) -> Any:
-    if asked.model_config is not None:
-        if asked.overrides:
-            raise ConfigError(f"--model-config and '{asked.overrides[0]}' both name a model.", "Give one of them.")
-        return _read_json(asked.model_config)
-    for word in asked.overrides:
+def _architecture_fields(request: CostRequest) -> Any:
+    if request.model_config is not None:
+        if request.overrides:
+            raise ConfigError(f"--model-config and '{request.overrides[0]}' both name a model.", "Give one of them.")
+        return _read_json(request.model_config)
+    for word in request.overrides:
         if "=" in word and not word.lstrip("+~").startswith("model"):
             raise ConfigError(
-                f"'{word}' does not change what a model costs.", "cost takes model=NAME and model.architecture.FIELD=VALUE."
+                f"'{word}' does not change the cost of a model.", "cost takes model=NAME and model.architecture.FIELD=VALUE."
             )
-    model = compose(asked.overrides, asked.config_dir).config.model
+    model = compose(request.overrides, request.config_dir).config.model
     if model.source == "pretrained":
         return _read_json(model_folder(model.path or "") / "config.json")
     return model.architecture
@@ -130,10 +131,10 @@ def _read_json(path: Path) -> Any:
         raise ConfigError(f"{path} cannot be read as JSON: {words_of(error)}", "Give a Hugging Face config.json.") from error
 
 
-def _formats(dtype: str, asked: CostRequest) -> Formats:
-    if asked.mla is None:
-        return Formats(dtype, asked.kv_dtype)
-    return Formats(dtype, asked.kv_dtype, asked.mla)  # type: ignore[arg-type]  # checked there
+def _formats(dtype: str, request: CostRequest) -> Formats:
+    if request.mla is None:
+        return Formats(dtype, request.kv_dtype)
+    return Formats(dtype, request.kv_dtype, request.mla)  # type: ignore[arg-type]  # Formats checks it
 
 
 def _words(name: str, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""PNG beside the SVG images of a run, drawn by a Chromium where the machine has one. Without one the SVG files stand alone."""
+"""PNG files of the SVG images of a run, drawn by Chromium if it is installed."""
 
 import os
 import re
@@ -11,14 +11,14 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
 
 CHROMIUM_VARIABLE = "LLM_PERF_CHROMIUM"
-"""The browser to draw with; `none`: draw nothing."""
+"""Environment variable: the browser to draw with, or `none`."""
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _SIZE = re.compile(r'width="(\d+)" height="(\d+)"')
 
 
 def draw_images(folder: RunFolder) -> Maybe[list[Path]]:
-    """A PNG for each SVG image of the run, or why there is none."""
+    """Write a PNG for each SVG image of the run; return the files, or why there are none."""
     wanted = [path for path in (folder.waterfall_file, folder.roofline_file) if path.exists()]
     if not wanted:
         return Missing("the run has no image")
@@ -27,7 +27,7 @@ def draw_images(folder: RunFolder) -> Maybe[list[Path]]:
         return program
     made = []
     for image in wanted:
-        data = _drawn(program, image)
+        data = _draw(program, image)
         if isinstance(data, Missing):
             return data
         write_whole(image.with_suffix(".png"), data)
@@ -36,20 +36,20 @@ def draw_images(folder: RunFolder) -> Maybe[list[Path]]:
 
 
 def find_chromium() -> Maybe[str]:
-    """The browser named in the environment, else the first that is on PATH."""
-    asked = os.environ.get(CHROMIUM_VARIABLE, "")
-    if asked.lower() == "none":
+    """Return the browser named in the environment, or else the first one on PATH."""
+    named = os.environ.get(CHROMIUM_VARIABLE, "")
+    if named.lower() == "none":
         return Missing(f"{CHROMIUM_VARIABLE}=none")
-    found = shutil.which(asked) if asked else next((path for name in _NAMES if (path := shutil.which(name))), None)
+    found = shutil.which(named) if named else next((path for name in _NAMES if (path := shutil.which(name))), None)
     if found:
         return found
-    return Missing(f"{CHROMIUM_VARIABLE}={asked} is not a program" if asked else "no Chromium on PATH")
+    return Missing(f"{CHROMIUM_VARIABLE}={named} is not a program" if named else "no Chromium on PATH")
 
 
-def _drawn(program: str, image: Path) -> Maybe[bytes]:
+def _draw(program: str, image: Path) -> Maybe[bytes]:
     size = _SIZE.search(image.read_text(encoding="utf-8"))
     if size is None:
-        return Missing(f"{image.name} does not say how large it is")
+        return Missing(f"{image.name} has no size")
     with tempfile.TemporaryDirectory(prefix="llm-perf-image-") as scratch:
         out = Path(scratch) / "image.png"
         argv = [
@@ -57,7 +57,7 @@ def _drawn(program: str, image: Path) -> Maybe[bytes]:
             f"--user-data-dir={scratch}/profile", f"--screenshot={out}", f"--window-size={size[1]},{size[2]}",
         ]  # fmt: skip
         if os.geteuid() == 0:
-            argv += ["--no-sandbox", "--disable-dev-shm-usage"]  # it refuses to run as root otherwise; the file is our own
-        ask([*argv, image.resolve().as_uri()], timeout_s=_PATIENCE_S, whatever_code=True)
+            argv += ["--no-sandbox", "--disable-dev-shm-usage"]  # required as root
+        ask([*argv, image.resolve().as_uri()], timeout_s=_TIMEOUT_S, whatever_code=True)
         data = out.read_bytes() if out.exists() else b""
-    return data if data.startswith(b"\x89PNG") else Missing(f"{program} drew nothing of {image.name}")
+    return data if data.startswith(b"\x89PNG") else Missing(f"{program} could not draw {image.name}")

@@ -1,4 +1,4 @@
-"""SQL over the tables of a run or of a trace: reading only, with no file, network or setting within its reach."""
+"""SQL over the tables of a run or a trace: read-only, without access to files, the network or settings."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,26 +30,26 @@ _ZONED = "TIMESTAMP WITH TIME ZONE"
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A table that a query may name."""
+    """A table that a query can use."""
 
     name: str
     rows: int
     columns: tuple[tuple[str, str], ...]
-    """(name, type) of each."""
+    """Name and type of each column."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a query gave."""
+    """The result of a query."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
     more: bool
-    """Whether there are rows beyond the limit."""
+    """Whether there are more rows than the limit."""
 
 
 class Queries:
-    """The tables of one source. Each question gets a database of its own in memory, closed off before it is asked."""
+    """The tables of one source. Each query gets its own database in memory, without access to anything else."""
 
     def __init__(self, source: Path) -> None:
         from llm_perf_opt.traces.trace_tables import TABLE_NAMES
@@ -59,9 +59,9 @@ class Queries:
         self._names = (*TABLE_NAMES, *self._derived)
 
     def tables(self) -> list[TableInfo]:
-        """What there is to ask."""
+        """Return the tables with their columns and row counts."""
         found = []
-        with self.closed_off(self._names) as connection:
+        with self.isolated(self._names) as connection:
             for table in self._names:
                 columns = connection.execute(f"describe {table}").fetchall()
                 (rows,) = connection.execute(f"select count(*) from {table}").fetchone() or (0,)  # noqa: S608 - own names
@@ -69,26 +69,28 @@ class Queries:
         return found
 
     def ask(self, sql: str, limit: int = 0) -> Answer:
-        """The rows of a query, at most `limit` where that is not zero; a ConfigError says in a line what is wrong with it."""
+        """Return the rows of a query, at most `limit` if that is not zero. Raise ConfigError if the query is invalid."""
         import duckdb
 
-        named = [table for table in self._names if table in sql.casefold()] or self._names  # one too many costs only time
+        named = [
+            table for table in self._names if table in sql.casefold()
+        ] or self._names  # loading a table too many only takes time
         remedy = f"The tables are {', '.join(self._names)}; without a query their columns are listed."
-        with self.closed_off(named) as connection:
+        with self.isolated(named) as connection:
             try:
-                _check(connection, sql)
+                _require_one_select(connection, sql)
                 connection.execute(_zones_as_text(connection, sql))
                 columns = tuple(column[0] for column in connection.description or ())
                 rows = connection.fetchmany(min(limit, _MOST_ROWS) + 1) if limit else connection.fetchall()
             except duckdb.PermissionException as error:
-                raise ConfigError("A query reaches the tables only: no files, no network, no settings.", remedy) from error
+                raise ConfigError("A query can use only the tables: no files, no network, no settings.", remedy) from error
             except duckdb.Error as error:
                 raise ConfigError(f"SQL: {_one_line(str(error))}", remedy) from error
-        return Answer(_distinct(columns), rows[:limit] if limit else rows, bool(limit) and len(rows) > limit)
+        return Answer(_unique_names(columns), rows[:limit] if limit else rows, bool(limit) and len(rows) > limit)
 
     @contextmanager
-    def closed_off(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
-        """A database that holds these tables in memory, from which nothing else can be reached."""
+    def isolated(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
+        """Yield a database in memory with these tables, without access to anything else."""
         from llm_perf_opt.analysis.trace.stages import stage_columns
         from llm_perf_opt.traces.trace_mark import META_FILE
         from llm_perf_opt.traces.trace_tables import connect, load_trace, open_tables
@@ -96,12 +98,12 @@ class Queries:
         connection = connect()
         try:
             kept = self.opened.tables
-            if not isinstance(kept, Missing) and (kept / META_FILE).is_file():  # another process may have made room in the cache
+            if not isinstance(kept, Missing) and (kept / META_FILE).is_file():  # another process may have evicted them
                 open_tables(connection, kept)
             else:
                 load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
-            for table, file in self._derived.items():
-                connection.execute(f"create temp view {table} as select * from {parquet_rows(file)}")  # noqa: S608 - quoted
+            for table, rows in self._derived.items():
+                connection.execute(f"create temp view {table} as select * from {rows}")  # noqa: S608 - quoted
             for table in tables:
                 connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
             for table in (*self._names, "names"):
@@ -113,26 +115,26 @@ class Queries:
             connection.close()
 
 
-def _check(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
-    """One statement, and one that only reads."""
+def _require_one_select(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
+    """Raise ConfigError unless this is a single statement that only reads."""
     import duckdb
 
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
-        raise ConfigError(f"One query was expected; here are {len(statements)}.", "Give one SELECT.")
+        raise ConfigError(f"Expected one query, found {len(statements)}.", "Give one SELECT.")
     kind = statements[0].type
     if kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise ConfigError(f"{kind.name} is not a query: the tables are read, never changed.", "Give a SELECT.")
+        raise ConfigError(f"{kind.name} is not a query: the tables are read-only.", "Give a SELECT.")
 
 
 def _zones_as_text(connection: "duckdb.DuckDBPyConnection", sql: str) -> str:
-    """The query with times of a time zone as text: for those DuckDB asks for a package that is not among ours."""
+    """Return the query with time-zone timestamps cast to text: DuckDB needs pytz to return them."""
     import duckdb
 
     try:
         connection.execute(f"create temp view {_VIEW} as {sql}")
         columns = connection.execute(f"describe {_VIEW}").fetchall()
-    except duckdb.Error:  # no query that a view can be of; what is wrong with it is told where it is run
+    except duckdb.Error:  # no view can be made of it; running it reports what is wrong
         return sql
     if not any(_ZONED in kind for _, kind, *_ in columns):
         connection.execute(f"drop view {_VIEW}")
@@ -145,7 +147,7 @@ def _zones_as_text(connection: "duckdb.DuckDBPyConnection", sql: str) -> str:
 
 
 def open_source(source: Path) -> "CachedTrace":
-    """The trace of a run folder or of a file, with its tables; or a ParseError that says what is missing."""
+    """Return the trace of a run folder or a file, with its tables. Raise ParseError if there is none."""
     from llm_perf_opt.analysis.trace.stages import stage_columns
     from llm_perf_opt.traces.trace_cache import cached_trace
     from llm_perf_opt.workflows.run_reader import RunReader
@@ -156,24 +158,26 @@ def open_source(source: Path) -> "CachedTrace":
     return RunReader.open(source).cached_trace()
 
 
-def _derived_tables(source: Path) -> dict[str, Path]:
-    """Tables that a run's report left, made from several passes."""
-    from llm_perf_opt.workflows.queries import RUN_TABLES
-
+def _derived_tables(source: Path) -> dict[str, str]:
+    """Return the tables that the report of a run wrote: name → SQL that reads it."""
     if not source.is_dir():
         return {}
     folder = RunFolder.open(source).derived_tables
-    return {name: folder / f"{name}.parquet" for name in RUN_TABLES if (folder / f"{name}.parquet").is_file()}
+    found = {name: parquet_rows(file) for name in RUN_TABLES if (file := folder / f"{name}.parquet").is_file()}
+    earlier = folder / _EARLIER_COMPONENTS
+    if "components" not in found and earlier.is_file():
+        found["components"] = f"(select stage, part as component, pieces, time_ns from {parquet_rows(earlier)})"  # noqa: S608 - quoted
+    return found
 
 
 def _one_line(message: str) -> str:
-    """The first line of DuckDB's message with what it suggests, without the drawing of the place."""
+    """Return the message of DuckDB on one line, without the excerpt of the query."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith("LINE ")]
     return " ".join(line for line in lines if set(line) != {"^"})[:_LINE]
 
 
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Column names, the second of one name with a number behind it."""
+def _unique_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return column names; a repeated name gets a number."""
     found: list[str] = []
     for name in names:
         number = 1
@@ -199,22 +203,25 @@ _TYPES = {
     "kernel_ns bigint, launches bigint",
     "modules": "name text, calls bigint, kernels bigint, self_ns bigint, total_ns bigint, share double",
     "budget": "stage text, key text, label text, ns bigint, share double, units bigint, wall_ns bigint",
-    "parts": "stage text, part text, pieces bigint, time_ns bigint",
+    "components": "stage text, component text, pieces bigint, time_ns bigint",
     "counters": "stage text, name text, calls bigint, total_ns bigint, share double, tensor_flops double, vector_flops double, "
     "half_flops double, dram_read_bytes double, dram_write_bytes double, sm_pct double, dram_pct double, occupancy_pct double, "
     "waves double",
     "samples": "at_ns bigint, power_mw bigint, sm_clock_mhz bigint, memory_clock_mhz bigint, temperature_c bigint, "
     "gpu_utilisation_pct bigint, memory_used_bytes bigint, throttle_bits bigint, energy_mj bigint",
 }
-"""Table → its columns. A value that could not be had is NULL."""
+"""Table → columns. A missing value is NULL."""
 RUN_TABLES = tuple(_TYPES)
+_EARLIER_COMPONENTS = "parts.parquet"
+"""The components in folders of earlier versions; its column `part` is now `component`."""
 
 
 def write_run_tables(folder: RunFolder, analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> Missing | None:
-    """Write every table, or return why there are none: a machine may be without DuckDB."""
+    """Write every table; return why there are none, for example without DuckDB."""
     try:
         for name, rows in _rows(analysis, telemetry).items():
             write_rows(folder.derived_tables / f"{name}.parquet", _TYPES[name], rows)
+        (folder.derived_tables / _EARLIER_COMPONENTS).unlink(missing_ok=True)
     except (ParseError, ResourceError) as error:
         return Missing(f"tables/ was not written: {error.fact} {error.remedy}")
     except OSError as error:
@@ -226,7 +233,8 @@ def _rows(analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> dict[str, list[
     found = analysis.trace
     trace = None if isinstance(found, Missing) else found
     kernels = () if isinstance(analysis.kernels, Missing) else analysis.kernels.stages
-    parts = () if isinstance(analysis.torch, Missing) or isinstance(analysis.torch.parts, Missing) else analysis.torch.parts
+    torch = analysis.torch
+    components = () if isinstance(torch, Missing) or isinstance(torch.parts, Missing) else torch.parts
     return {
         "stages": _fields(trace.stages if trace else (), _names("stages")),
         "devices": _fields(trace.devices if trace else (), _names("devices")),
@@ -234,7 +242,9 @@ def _rows(analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> dict[str, list[
         "steps": _fields(trace.steps if trace else (), _names("steps")),
         "modules": _fields(trace.modules if trace else (), _names("modules")),
         "budget": _budget(trace),
-        "parts": _fields(parts, _names("parts")),
+        "components": [
+            {"stage": row.stage, "component": row.part, "pieces": row.pieces, "time_ns": row.time_ns} for row in components
+        ],
         "counters": [_counters(row) for stage in kernels for row in stage.rows],
         "samples": _fields(() if isinstance(telemetry, Missing) else telemetry.gpu, _names("samples")),
     }

@@ -1,4 +1,4 @@
-"""Every run and sweep below a folder, newest first, without reading more of them than is shown."""
+"""List the runs and sweeps under a folder, newest first. Only the rows that are shown are read in full."""
 
 import os
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, damage_of, is_sweep
 
 DEEPEST = 6
-"""Folders below the one asked for that are looked into."""
+"""How many levels of folders are searched."""
 _BETWEEN = ", "
-"""Between the names of a sweep over models; no name holds it."""
+"""Separates the models of a sweep; no name contains it."""
 STATUSES = ("complete", "partial", "failed", "damaged")
 
 
@@ -32,17 +32,17 @@ class Listed:
     why: str
     experiment: str = ""
     model: str = ""
-    """Of a sweep over models all of them, with commas between."""
+    """For a sweep over models, all of them, separated by commas."""
     workload: str = ""
     device: str = ""
     ttft_ns: Maybe[float] | None = None
-    """None: a sweep, which has none of its own."""
+    """None for a sweep."""
     tpot_ns: Maybe[float] | None = None
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The rows shown, and how many there are."""
+    """The rows to show, and how many match and exist."""
 
     rows: tuple[Listed, ...]
     matching: int
@@ -52,27 +52,30 @@ class Listing:
 def list_runs(
     folder: Path, *, model: str | None = None, experiment: str | None = None, status: str | None = None, limit: int = 20
 ) -> Listing:
-    """Newest first; filters are exact; `limit` 0 means all. By status every run is read: what it measured may be damaged."""
+    """Return runs and sweeps, newest first. Filters match exactly; `limit` 0 returns all.
+
+    Filtering by status reads every run, because its times may be damaged.
+    """
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder.", "Run `llm-perf run` first, or name the folder that holds the runs.")
+        raise ConfigError(f"{folder} is not a folder.", "Run `llm-perf run` first, or give the folder with the runs.")
     if status and status not in STATUSES:
-        raise ConfigError(f"--status {status}: no such status.", f"Known: {', '.join(STATUSES)}.")
+        raise ConfigError(f"--status {status}: unknown status.", f"Known: {', '.join(STATUSES)}.")
     every = sorted(
-        (_first_look(path, sweep) for path, sweep in _places(folder, 0)), key=lambda row: (row.created, row.path), reverse=True
+        (_summary_row(path, sweep) for path, sweep in _find(folder, 0)), key=lambda row: (row.created, row.path), reverse=True
     )
-    chosen = [row for row in map(_whole, every) if row.status == status] if status else every
+    chosen = [row for row in map(_with_details, every) if row.status == status] if status else every
     if model or experiment:
         chosen = [
             named
-            for named in map(_named, chosen)
+            for named in map(_with_names, chosen)
             if model in (None, *named.model.split(_BETWEEN)) and experiment in (None, *named.experiment.split(_BETWEEN))
         ]
     shown = chosen[:limit] if limit else chosen
-    return Listing(tuple(shown if status else map(_whole, shown)), len(chosen), len(every))
+    return Listing(tuple(shown if status else map(_with_details, shown)), len(chosen), len(every))
 
 
-def _places(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
-    """Runs and sweeps; what lies inside of either is not looked at, except where a sweep itself was asked for."""
+def _find(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
+    """Yield runs and sweeps, without searching inside them, unless the folder itself is a sweep."""
     if RunFolder(folder).manifest_file.exists():
         yield folder, False
         return
@@ -87,11 +90,11 @@ def _places(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
     except PermissionError:
         return
     for path in inside:
-        yield from _places(Path(path), depth + 1)
+        yield from _find(Path(path), depth + 1)
 
 
-def _first_look(path: Path, sweep: bool) -> Listed:
-    """What run.json or sweep.json says; a damaged one is a row with its reason, dated by the file."""
+def _summary_row(path: Path, sweep: bool) -> Listed:
+    """Return the row from run.json or sweep.json. If it is damaged, the row has the reason and the time of the file."""
     try:
         return _sweep_row(path, SweepFolder(path).read()) if sweep else _run_row(path)
     except ParseError as error:
@@ -107,7 +110,7 @@ def _run_row(path: Path) -> Listed:
 def _sweep_row(path: Path, sweep: Sweep) -> Listed:
     done = sum(
         point.status == "complete" and RunFolder(path / point.folder).manifest_file.exists() for point in sweep.points
-    )  # a run that was moved away is none
+    )  # its run may have been moved away
     status = "complete" if done == len(sweep.points) else "partial" if any(point.folder for point in sweep.points) else "failed"
     why = "" if done == len(sweep.points) else f"{done} of {len(sweep.points)} points are complete"
     swept = sorted({text.split("=")[0] for point in sweep.points for text in point.swept})
@@ -123,8 +126,8 @@ def _file_time(file: Path) -> str:
         return ""
 
 
-def _named(row: Listed) -> Listed:
-    """With the names of model and experiment."""
+def _with_names(row: Listed) -> Listed:
+    """Add the names of model and experiment."""
     points = [Path(row.path)]
     if row.kind == "sweep":
         points = sorted(child for child in points[0].iterdir() if RunFolder(child).manifest_file.exists())
@@ -133,13 +136,13 @@ def _named(row: Listed) -> Listed:
     return replace(row, experiment=_BETWEEN.join(experiments), model=_BETWEEN.join(models))
 
 
-def _whole(row: Listed) -> Listed:
-    """With what is read only of rows that are shown."""
+def _with_details(row: Listed) -> Listed:
+    """Add what is read only for rows that are shown."""
     if row.status == "damaged":
         return row
-    row = row if row.model else _named(row)
+    row = row if row.model else _with_names(row)
     if row.kind == "sweep":
-        return _whole_sweep(row)
+        return _with_damage(row)
     run = RunReader(RunFolder(Path(row.path)))
     damage, clean, timings = run.damage, run.manifest.pass_named("clean"), run.timings
     if damage or isinstance(timings, Missing) or (clean is not None and clean.status == "failed"):
@@ -153,8 +156,8 @@ def _whole(row: Listed) -> Listed:
     )
 
 
-def _whole_sweep(row: Listed) -> Listed:
-    """A sweep, as its runs are now: one whose times were damaged since is no complete point."""
+def _with_damage(row: Listed) -> Listed:
+    """Update a sweep from its runs: a point whose times are damaged is not complete."""
     folder = SweepFolder(Path(row.path))
     there = [point for point in folder.read().points if RunFolder(folder.path / point.folder).manifest_file.exists()]
     damage = [found.why for point in there if (found := damage_of(point, folder.run(point)))]

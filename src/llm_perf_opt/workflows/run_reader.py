@@ -1,4 +1,4 @@
-"""The one way to read a run folder. Each file is parsed at most once; what is absent or damaged is `Missing`, with the reason."""
+"""The only way to read a run folder. Each file is parsed at most once; an absent or damaged file is `Missing(reason)`."""
 
 import re
 from collections.abc import Callable
@@ -29,21 +29,21 @@ R = TypeVar("R")
 _EXPERIMENT = re.compile(r"^experiment: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _SELFTEST = "ncu_selftest"
-_TEST_AGAIN = "Repeat the run: whenever counters are read, work of known size is counted first"
+_TEST_AGAIN = "Repeat the run: it counts work of known size before it reads counters"
 _LAST_BYTES = 16 * 1024
 
 
 class Damaged(Missing):
-    """A file that is there and cannot be read."""
+    """A file that exists and cannot be read."""
 
 
 class Untested(Missing):
-    """Counters that were read, and that no self-test vouches for."""
+    """Counters that no self-test checked."""
 
 
 @dataclass(frozen=True)
 class LogEnd:
-    """The end of what a pass printed."""
+    """The last lines of a log."""
 
     file: str
     """Relative to the run folder."""
@@ -52,7 +52,7 @@ class LogEnd:
 
 
 class RunReader:
-    """One run, read as far as it is asked for."""
+    """A run, read lazily."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -60,26 +60,26 @@ class RunReader:
 
     @classmethod
     def open(cls, path: Path) -> "RunReader":
-        """An existing run, or a ParseError that says what is missing."""
+        """Open a run. Raise ParseError if the folder is not a run."""
         return cls(RunFolder.open(path))
 
     @cached_property
     def manifest(self) -> Manifest:
-        """run.json; a ParseError where it cannot be read, for without it this is no run."""
+        """The contents of run.json; ParseError if it cannot be read."""
         return self.folder.manifest()
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings, as config.yaml holds them; empty where there is none, a ParseError where it is damaged."""
+        """The settings in config.yaml; empty if there is none, ParseError if it is damaged."""
         return self.folder.parsed(self.folder.config_file, read_values)
 
     @cached_property
     def names(self) -> tuple[str, str]:
-        """Experiment and model, empty where config.yaml does not tell. Two lines tell, and a list reads thousands of files."""
+        """Experiment and model, empty if config.yaml has none. Two lines are enough: a list reads thousands of files."""
         try:
             text = read_text(self.folder.config_file)
         except (OSError, ParseError, UnicodeDecodeError):
-            return "", ""  # a list goes on without names; the report says what is wrong with the file
+            return "", ""  # the list goes on without names; the report says what is wrong
         experiment, model = (match["name"] if match else "" for match in (_EXPERIMENT.search(text), _MODEL.search(text)))
         return experiment, model
 
@@ -88,7 +88,7 @@ class RunReader:
         """The machine and the software."""
         return self._read(self.folder.env_file, _read_env)
 
-    # --- what the passes left ---------------------------------------------------------------------------------------
+    # --- results of the passes ---------------------------------------------------------------------------------------
 
     @cached_property
     def timings(self) -> Maybe[CleanTimings]:
@@ -97,10 +97,10 @@ class RunReader:
 
     @property
     def damage(self) -> ParseError | None:
-        """Why times that were measured cannot be read, or are gone; None where they can be, and where the run left none."""
+        """Why measured times are damaged or gone; None if they are readable, or were never measured."""
         entry = self.manifest.pass_named("clean")
         if entry is not None and entry.status == "failed":
-            return None  # what such a pass left was found unsound then, and run.json says why
+            return None  # run.json says why
         left = self.manifest.status != "failed" and entry is not None and entry.status == "complete"
         if not left and not self.folder.clean_file.exists():
             return None
@@ -112,13 +112,13 @@ class RunReader:
 
     @cached_property
     def torch(self) -> Maybe[TorchPass]:
-        """What torch.profiler saw, its own work kept apart."""
+        """The operators under torch.profiler, without its own work."""
         found = self._of_pass("torch", self.folder.torch_file, read_torch_pass)
         return found if isinstance(found, Missing) else without_profiler_events(found)
 
     @cached_property
     def telemetry(self) -> Maybe[Telemetry]:
-        """The sampler's readings."""
+        """The readings of the sampler."""
         return self._of_pass("nvml", self.folder.telemetry_file, read_telemetry)
 
     @cached_property
@@ -128,85 +128,85 @@ class RunReader:
 
     @cached_property
     def wrapped(self) -> dict[str, WrappedPass]:
-        """What the measured process timed under each outside tool; a damaged record is left out."""
+        """The times of the measured process under each external tool; a damaged record is left out."""
         found = {entry.name: self._read(self.folder.wrapped_file(entry.name), _read_wrapped) for entry in self.manifest.passes}
-        return {name: one for name, one in found.items() if not isinstance(one, Missing)}
+        return {name: record for name, record in found.items() if not isinstance(record, Missing)}
 
     @cached_property
     def prompts_sha256(self) -> Maybe[str]:
-        """Identifies the prompts as they were fed."""
+        """The checksum of the prompts."""
         found = self._read(self.folder.clean_inputs_file, read_mapping)
         if isinstance(found, Damaged):
             return Missing("its record of them is damaged")
         if isinstance(found, Missing):
             return Missing("it has no record of them")
-        said = found.get("sha256")
-        return said if isinstance(said, str) and said else Missing("its record of them has no checksum")
+        checksum = found.get("sha256")
+        return checksum if isinstance(checksum, str) and checksum else Missing("its record of them has no checksum")
 
     @cached_property
     def verified(self) -> Maybe[Verification]:
-        """What became of findings that were tried."""
+        """The trials of findings."""
         return self._read(self.folder.verify_file, _read_verification)
 
     # --- counters ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def selftest(self) -> Maybe[SelfTest]:
-        """The verdict on the counters, or why there is none."""
+        """The self-test of the counters, or why there is none."""
         entry = self.manifest.pass_named(_SELFTEST)
         if entry is None:
             return Missing("no self-test was run")
         if not self.folder.selftest_file.exists():
-            return Missing(f"the self-test is {entry.status}: {entry.why}" if entry.why else "the self-test left no verdict")
+            return Missing(f"the self-test is {entry.status}: {entry.why}" if entry.why else "the self-test left no result")
         return self._read(self.folder.selftest_file, _read_selftest)
 
     def counters(self, name: str) -> Maybe[CounterReport]:
-        """What a pass counted, or why there is nothing to believe. A pass that was cut short still counted what it counted."""
+        """Return the counters of a pass, even of one that was cut short, or why there are none."""
         entry, selftest = self.manifest.pass_named(name), self.selftest
         if entry is None:
-            return Missing("the run was asked for without Nsight Compute")
+            return Missing("the run was made without Nsight Compute")
         if isinstance(selftest, SelfTest) and selftest.doubt is not None:
             return selftest.doubt
         if not self.folder.counters_file(name).exists():
             return Missing(f"{name} is {entry.status}: {entry.why or 'it left no counters'}")
         if isinstance(selftest, Missing):
-            return Untested(f"the counters are not used, for nothing says that they are right: {selftest.why}. {_TEST_AGAIN}")
+            return Untested(f"the counters are not used because no self-test checked them: {selftest.why}. {_TEST_AGAIN}")
         found = self._read(self.folder.counters_file(name), read_ncu)
         return found if isinstance(found, Missing) else counted_in_stage(found, name)
 
     def selection(self, name: str) -> Maybe[Selection]:
-        """Which launches an ncu pass was told to count."""
+        """Return the launches that an ncu pass was to count."""
         return self._read(self.folder.selection_file(name), _read_selection)
 
     # --- traces -----------------------------------------------------------------------------------------------------
 
     def trace(self, name: str) -> Maybe[RecordedTrace]:
-        """The trace of one pass, complete or not."""
+        """Return the trace of a pass, complete or not."""
         if name not in self._traces:
             self._traces[name] = read_recorded(self.folder, self.manifest, self.settings, name)
         return self._traces[name]
 
     def traces(self) -> list[Maybe[RecordedTrace]]:
-        """The traces that passes left of the whole iteration, the one to prefer first."""
+        """Return the traces of the whole iteration, the preferred one first."""
         return [self.trace(name) for name, file in trace_files(self.folder).items() if file.is_file()]
 
     def cached_trace(self) -> CachedTrace:
-        """The first trace that a pass left, with its tables; a ParseError where there is none, or it cannot be read."""
+        """Return the first trace with its tables. Raise ParseError if there is none or it cannot be read."""
         for name, file in trace_files(self.folder).items():
             if file.is_file():
                 return cached_trace(file, self.folder.tables(name), columns=stage_columns)
-        words = f"{self.folder.path} holds no trace: neither its torch pass nor its nsys pass left one."
-        raise ParseError(words, "run.json says why.")
+        words = f"{self.folder.path} has no trace: neither its torch pass nor its nsys pass left one."
+        raise ParseError(words, "See run.json for the reason.")
 
     @cached_property
     def timelines(self) -> tuple[Timeline | Missing, ...]:
-        """Every trace that can carry numbers, best first, or why a pass has none."""
+        """Every usable trace, best first, or why a pass has none."""
         return tuple(timelines_of(self.folder, self.manifest, self.trace))
 
     # --- logs -------------------------------------------------------------------------------------------------------
 
     def log_end(self, name: str, lines: int) -> Maybe[LogEnd]:
-        """The last lines that a pass printed."""
+        """Return the last lines of the log of a pass."""
         log = self.folder.log_file(name)
         if not log.is_file():
             return Missing(f"the {name} pass left no log")
@@ -219,10 +219,10 @@ class RunReader:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def _of_pass(self, name: str, path: Path, read: Callable[[Path], R]) -> Maybe[R]:
-        """A pass's record, or why it is not there."""
+        """Return the record of a pass, or why there is none."""
         entry = self.manifest.pass_named(name)
         if entry is None:
-            return Missing(f"the run was asked for without the {name} pass")
+            return Missing(f"the run was made without the {name} pass")
         if not path.exists():
             return Missing(f"the {name} pass is {entry.status}: {entry.why or 'it left no result'}")
         return self._read(path, read)
@@ -241,7 +241,7 @@ def _read_env(path: Path) -> dict[str, Any]:
     try:
         check_plain(found)
     except ValueError as error:
-        raise ParseError(f"{path} cannot be right: {error}.") from error
+        raise ParseError(f"{path} is invalid: {error}.") from error
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a reader of a run must know before its figures: warnings and assumptions."""
+"""Warnings and assumptions of a run."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,41 +12,42 @@ from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ImplausibleError
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, StageTiming
 from llm_perf_opt.core.warnings import RunWarning, WarningId
+from llm_perf_opt.report.text import significant, times
 
 SMALL_INFLATION = 0.9
-"""Below this, the unprofiled pass must have been disturbed."""
+"""Below this factor, something must have disturbed the unprofiled pass."""
 LARGE_INFLATION = 1.5
-"""Above this, the torch pass's times are worth a warning."""
+"""Above this factor, the times of the torch pass get a warning."""
 
 
 def counter_warnings(kernels: Maybe[KernelEvidence], impossible: ImplausibleError | None) -> list[RunWarning]:
-    """Return what makes hardware counters doubtful."""
+    """Return warnings about hardware counters."""
     found = [RunWarning(WarningId.IMPLAUSIBLE, f"{impossible.fact} {impossible.remedy}")] if impossible else []
     if not isinstance(kernels, Missing) and not isinstance(kernels.selftest, Missing) and not kernels.selftest.passed:
-        found.append(RunWarning(WarningId.COUNTERS_WRONG, f"The counters are not believed: {kernels.selftest.why}."))
+        found.append(RunWarning(WarningId.COUNTERS_WRONG, f"The counters are not used: {kernels.selftest.why}."))
     return [*found, *(() if isinstance(kernels, Missing) else kernels.warnings)]
 
 
 def missing_gpu_metrics(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list[RunWarning]:
-    """That nsys was told to sample the GPU's metrics, and left no sample: it says nothing of it itself."""
+    """Return a warning if nsys should have sampled GPU metrics and has no sample: nsys itself does not report that."""
     entry = manifest.pass_named("nsys")
     if isinstance(trace, Missing) or entry is None or entry.status != "complete" or trace.gpu_metrics:
         return []
-    asked = any(word.startswith("--gpu-metrics-device") for word in entry.argv)
-    why = "the driver may keep them from this user, or another program is sampling; the log of the nsys pass may say"
-    words = f"nsys was told to sample the GPU's metrics and left no sample while there was work: {why}."
-    return [RunWarning(WarningId.NO_GPU_METRICS, words)] if asked else []
+    requested = any(word.startswith("--gpu-metrics-device") for word in entry.argv)
+    why = "the driver may not allow this user to sample, or another program is sampling; see the log of the nsys pass"
+    words = f"nsys was to sample GPU metrics and took no sample while the GPU was working: {why}."
+    return [RunWarning(WarningId.NO_GPU_METRICS, words)] if requested else []
 
 
 def run_warnings(
     manifest: Manifest, timings: Maybe[CleanTimings], stages: Sequence[StageTiming], telemetry: Maybe[TelemetrySummary]
 ) -> Iterator[RunWarning]:
-    """Yield what makes the timings doubtful."""
+    """Yield warnings about the times."""
     if manifest.status != "complete":
         words = f"The run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()
         yield RunWarning(WarningId.RUN_INCOMPLETE, words)
     clean = manifest.pass_named("clean")
-    if isinstance(timings, Missing) and clean is not None and clean.status == "complete":  # its file was lost or damaged since
+    if isinstance(timings, Missing) and clean is not None and clean.status == "complete":  # the file was lost or damaged later
         yield RunWarning(WarningId.TIMES_UNREADABLE, f"There are no times: {timings.why}")
     if not isinstance(timings, Missing):
         yield from _timing_warnings(timings)
@@ -58,13 +59,15 @@ def run_warnings(
 
 def _timing_warnings(timings: CleanTimings) -> Iterator[RunWarning]:
     if not timings.stable:
-        words = f"The spread target was not reached: {timings.stopped}. Small differences are not real."
+        words = f"The spread target was not reached: {timings.stopped}. Small differences are within the noise."
         yield RunWarning(WarningId.SPREAD_TARGET_MISSED, words)
     if timings.runtime is not None and timings.runtime.inseparable:
-        words = f"Prefill and decode cannot be told apart: {timings.runtime.inseparable}. What needs them apart is n/a."
+        words = (
+            f"Prefill and decode cannot be separated: {timings.runtime.inseparable}. Figures that need them separately are n/a."
+        )
         yield RunWarning(WarningId.STAGES_INSEPARABLE, f"{words} {traits_of(timings.runtime.type).separate}".strip())
     elif (untimed := steps_unavailable(timings)) is not None:
-        words = f"Single decode steps have no times: {untimed.why}. What needs them is n/a; decode as a whole is timed."
+        words = f"Single decode steps have no times: {untimed.why}. Figures that need them are n/a; decode as a whole is timed."
         yield RunWarning(WarningId.STEPS_UNTIMED, words)
     if not timings.settled:
         words = f"The times had not settled after {len(timings.warmup)} warm-up iterations."
@@ -75,30 +78,31 @@ def _inflation_warnings(stage: StageTiming) -> Iterator[RunWarning]:
     if isinstance(stage.inflation, Missing):
         return
     if stage.name in ("prefill", "decode") and stage.inflation > LARGE_INFLATION:
-        words = f"torch.profiler made {stage.name} {stage.inflation:.1f} times slower: its times show where, not how much."
+        slower = f"{significant(stage.inflation, 3)} times slower"
+        words = f"torch.profiler made {stage.name} {slower}: its times show where time goes, not how much there is."
         yield RunWarning(WarningId.PROFILER_SLOWED, words)
     if stage.name == "decode" and stage.inflation < SMALL_INFLATION:
-        words = f"decode was faster under torch.profiler than without it (× {stage.inflation:.2f}): "
-        yield RunWarning(WarningId.FASTER_UNDER_PROFILER, f"{words}the machine was not the same for both.")
+        words = f"decode was faster under torch.profiler than without it ({times(stage.inflation)}): "
+        yield RunWarning(WarningId.FASTER_UNDER_PROFILER, f"{words}conditions differed between the two passes.")
 
 
 def assumptions_of(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
-    """Return what the figures take for granted."""
+    """Return the assumptions behind the figures."""
     if isinstance(timings, Missing):
         return ("Nothing was measured.",)
     model, work = timings.model, timings.workload
     found = [
-        "Times come from the unprofiled pass; the profiled pass only says where time goes.",
+        "Times come from the unprofiled pass; profiled passes only show where the time goes.",
         "Decoding is greedy and runs to the last new token: an end-of-sequence token does not stop it.",
         f"Prompts: {work.source}.",
         f"Logits are computed for the {model.logits} in prefill.",
-        "The 95 % interval of a median is taken from order statistics and assumes nothing of the distribution; repeating stops "
+        "The 95 % interval of a median comes from order statistics and assumes nothing about the distribution; repeating stops "
         "when it is narrow enough, which makes it slightly optimistic.",
     ]
     if not timings.tokens_repeat:
         found.append(
-            "Repeats of the same request gave different tokens: kernels that add in varying order decide near-ties either way, "
-            "which random weights make frequent. The work done is the same."
+            "Repeats of the same request gave different tokens: kernels that add in varying order resolve near-ties differently, "
+            "and random weights make near-ties frequent. The work is the same."
         )
     runtime = timings.runtime
     if runtime is not None and runtime.type != PYTORCH:
@@ -111,8 +115,8 @@ def assumptions_of(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
     if len(set(work.prompt_tokens)) > 1:
         padding = work.batch_size * work.padded_tokens - sum(work.prompt_tokens)
         found.append(
-            f"Prompts of different length are padded on the left: {padding} padding tokens are computed and not counted."
+            f"Prompts of different lengths are padded on the left: {padding} padding tokens are computed and not counted."
         )
     if timings.clock == "cuda events":
-        found.append("Steps are timed by CUDA events on the device's timeline; nothing waits for the device between steps.")
+        found.append("Steps are timed with CUDA events on the device; nothing waits for the device between steps.")
     return tuple(found)

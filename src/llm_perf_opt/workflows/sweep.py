@@ -1,6 +1,6 @@
-"""One run after the other over several values: every point is composed before the first one starts, and has a folder of its own.
+"""Sweeps: plan, run, resume, report.
 
-No tool is ever wrapped around more than one configuration, so each point has reports of its own.
+Every point is composed before the first one starts. Each point is a run with its own folder and reports.
 """
 
 from collections import Counter
@@ -28,20 +28,17 @@ from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint, damage_of
 
 _SETTINGS = ("threads",)
-"""Facts of a machine that a sweep may set itself."""
+"""Facts about a machine that a sweep may vary."""
 _GPU = "gpu.name"
 
 
 def hardware_of(analysis: RunAnalysis) -> Hardware:
-    """What a point ran on, as a comparison knows it."""
+    """Return the hardware that a point ran on."""
     return {key: value for key, value in facts_of(analysis)["hardware"].items() if key not in _SETTINGS}
 
 
-def refuse_elsewhere(folder: SweepFolder, sweep: Sweep, device_index: int) -> None:
-    """A ConfigError where the points that are complete were measured on other hardware than there is here.
-
-    They would stand in one table with those still to be run, and no setting would say why they differ.
-    """
+def require_same_hardware(folder: SweepFolder, sweep: Sweep, device_index: int) -> None:
+    """Raise ConfigError if complete points ran on other hardware: no setting in the table would explain the difference."""
     here: dict[str, object] | None = None
     for number, point in enumerate(sweep.points):
         run = folder.run(point)
@@ -49,28 +46,30 @@ def refuse_elsewhere(folder: SweepFolder, sweep: Sweep, device_index: int) -> No
             continue
         try:
             measured = analyze(run, traces=False)
-        except LlmPerfError:  # what it ran on is not known: its row says why
+        except LlmPerfError:  # its hardware is unknown; its row says why
             continue
         here = here or environment(device_index)
-        words = _other(hardware_of(measured), hardware_of(replace(measured, env=here, timings=Missing("not run yet"))))
-        if words:
+        difference = _hardware_difference(
+            hardware_of(measured), hardware_of(replace(measured, env=here, timings=Missing("not run yet")))
+        )
+        if difference:
             raise ConfigError(
-                f"This is not the hardware that the sweep has been measured on: here {words} (point {number}). "
-                "Points of several machines cannot be ranked with each other.",
-                f"Go on with {folder.path} on that hardware, or begin a sweep of its own here.",
+                f"The sweep was measured on other hardware: here {difference} (point {number}). "
+                "Points of different machines cannot be ranked together.",
+                f"Resume {folder.path} on that hardware, or start a new sweep here.",
             )
 
 
-def _other(there: Hardware, here: Hardware) -> str:
+def _hardware_difference(there: Hardware, here: Hardware) -> str:
     if _GPU in there and _GPU not in here:
-        return f"no GPU can be seen (the sweep: {there[_GPU]})"
+        return f"no GPU is available (the sweep: {there[_GPU]})"
     return differences(there, here, "the sweep")
 
 
 _RUN_DIR = "hydra.run.dir="
 
 RunOne = Callable[[Composed, str], tuple[RunFolder, LlmPerfError | None]]
-"""Captures and reports one point; the text says which one it is."""
+"""Captures and reports one point; the text describes the point."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,13 @@ class Planned:
 
 
 def plan_sweep(overrides: Sequence[str], config_dir: Path | None) -> Planned:
-    """Compose every point: what is wrong with the last one is told before the first one runs."""
+    """Compose every point, so that an invalid one is rejected before the first one runs."""
     wanted = [text for text in overrides if text.startswith(_RUN_DIR)]
     points = _points([text for text in overrides if not text.startswith(_RUN_DIR)])
     composed = tuple(compose(point.overrides, config_dir) for point in points)
-    for one in composed:
-        resolve_metrics(one.config)
-    refuse_early(one.config for one in composed)
+    for point in composed:
+        resolve_metrics(point.config)
+    refuse_early(point.config for point in composed)
     if wanted:
         folder = compose(wanted[-1:], config_dir).run_dir
     else:
@@ -107,7 +106,7 @@ def _points(overrides: Sequence[str]) -> tuple[SweepPoint, ...]:
 
 
 def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | None) -> SweepFolder:
-    """Write down what is to be run."""
+    """Create the folder of a sweep, with its points in sweep.json."""
     folder = SweepFolder.create(planned.folder)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     kept = str(config_dir.resolve()) if config_dir else None
@@ -116,9 +115,9 @@ def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | Non
 
 
 def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
-    """Run every point that is not complete, or whose run is lost or damaged; on the hardware of those that are, or not at all.
+    """Run every point that is not complete, or whose run is lost or damaged.
 
-    Returns what the caller ends with: an interruption, or how many points failed.
+    Return the error that the command ends with: an interruption, or how many points failed. Raise ConfigError on other hardware.
     """
     sweep = folder.read()
     config_dir = Path(sweep.config_dir) if sweep.config_dir else None
@@ -127,7 +126,7 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
     ]
     composed = {number: compose(sweep.points[number].overrides, config_dir) for number in waiting}
     if waiting:
-        refuse_elsewhere(folder, sweep, composed[waiting[0]].config.hardware.device_index)
+        require_same_hardware(folder, sweep, composed[waiting[0]].config.hardware.device_index)
     failed = 0
     for number in waiting:
         point = sweep.points[number]
@@ -135,26 +134,26 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
         try:
             run, error = run_one(replace(composed[number], run_dir=folder.point_folder(number)), words)
             status = run.manifest().status
-            if error is not None and status == "complete":  # captured whole, but with a figure that cannot be
+            if error is not None and status == "complete":  # complete, but with an implausible figure
                 status = "partial"
             point = replace(point, folder=run.path.name, status=status, why=_why(error) if error else run.manifest().why)
-        except LlmPerfError as raised:  # no folder could be made of it
+        except LlmPerfError as raised:  # it left no folder
             error = raised
             point = replace(point, status="failed", why=_why(raised))
         folder.update(number, point)
         if isinstance(error, Interrupted):
-            return Interrupted(error.fact, f"`llm-perf run --resume {folder.path}` goes on with what is not complete.")
+            return Interrupted(error.fact, f"`llm-perf run --resume {folder.path}` runs the points that are not complete.")
         failed += error is not None
     if failed:
         return CaptureError(
             f"{failed} of {len(waiting)} runs of the sweep did not complete.",
-            f"{folder.sweep_file} says why; `llm-perf run --resume {folder.path}` tries them again.",
+            f"See {folder.sweep_file} for the reasons; `llm-perf run --resume {folder.path}` runs them again.",
         )
     return None
 
 
 def _why(error: LlmPerfError) -> str:
-    """What went wrong and what to do about it, on one line."""
+    """Return the error and its remedy on one line."""
     return f"{error.fact} {error.remedy}" if error.remedy else error.fact
 
 
@@ -162,7 +161,7 @@ def _why(error: LlmPerfError) -> str:
 
 
 def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
-    """Make sweep.html and sweep.md anew."""
+    """Write sweep.html and sweep.md."""
     folder = SweepFolder.open(path)
     sweep = folder.read()
     entries = [_entry(folder, point) for point in sweep.points]
@@ -174,39 +173,39 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
 
 
 def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:
-    """As the folder is now: sweep.json says what became of the point, not what became of its run afterwards."""
+    """Return a point in its current state: its run may have been damaged since sweep.json was written."""
     run = folder.run(point)
     damage = damage_of(point, run)
     status, why = (point.status, point.why) if damage is None else ("damaged", damage.why)
-    analysis = _analysis(run)
+    analysis = _point_analysis(run)
     hardware = {} if isinstance(analysis, Missing) else hardware_of(analysis)
     return SweepEntry(point.swept, status, why, point.folder, analysis, _page(folder, point), hardware)
 
 
 def _page(folder: SweepFolder, point: SweepPoint) -> str:
-    """The point's own report; a run that ended early, or was moved away, may have none."""
+    """Return the report of a point; empty if it has none, for example because its run was moved away."""
     run = RunFolder(folder.path / point.folder)
     pages = [page for page in (run.page_file, run.report_file) if point.folder and page.is_file()]
     return pages[0].relative_to(folder.path).as_posix() if pages else ""
 
 
-def _analysis(run: Maybe[RunReader]) -> Maybe[RunAnalysis]:
+def _point_analysis(run: Maybe[RunReader]) -> Maybe[RunAnalysis]:
     if isinstance(run, Missing):
         return run
     try:
         return analyze(run, traces=False)
-    except LlmPerfError as error:  # whatever one point lacks, the others are shown
+    except LlmPerfError as error:  # the other points are shown all the same
         return Missing(error.fact)
 
 
-def shortcoming(found: SweepReport) -> LlmPerfError | None:
-    """What a verb ends with where not every point is complete and stands beside the others."""
-    lacking = [row for row in found.rows if row.status != "complete" or not row.ranked]
-    if not lacking:
+def sweep_error(found: SweepReport) -> LlmPerfError | None:
+    """Return an error if a point is not complete or not ranked."""
+    faulty = [row for row in found.rows if row.status != "complete" or not row.ranked]
+    if not faulty:
         return None
-    kinds = Counter(row.status for row in lacking)
+    kinds = Counter(row.status for row in faulty)
     return CaptureError(
-        f"{len(lacking)} of {len(found.rows)} points of the sweep are not as they should be: "
+        f"{len(faulty)} of {len(found.rows)} points of the sweep are not complete or not ranked: "
         f"{', '.join(f'{status} ({count})' for status, count in kinds.items())}.",
-        "Their rows in the report say why.",
+        "See their rows in the report for the reasons.",
     )

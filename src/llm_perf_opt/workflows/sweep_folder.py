@@ -1,4 +1,4 @@
-"""A sweep on disk: a folder of run folders, and sweep.json that says what each of them was asked for."""
+"""A sweep on disk: a folder of run folders, and sweep.json with the configuration and status of each."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,16 +19,16 @@ class SweepPoint:
 
     overrides: tuple[str, ...]
     swept: tuple[str, ...]
-    """Those of the overrides that differ between the points."""
+    """The overrides that differ between the points."""
     folder: str = ""
-    """Its run, below the sweep's folder; empty until it has begun."""
+    """Name of its run in the folder of the sweep; empty until it has started."""
     status: PointStatus = "pending"
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """sweep.json."""
+    """The contents of sweep.json."""
 
     schema: int
     tool_version: str
@@ -39,19 +39,19 @@ class Sweep:
 
 
 class SweepFolder:
-    """Where a sweep lies."""
+    """The folder of a sweep."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, wanted: Path) -> "SweepFolder":
-        """A new folder, never one that is taken."""
+        """Create a new folder."""
         return cls(RunFolder.create(wanted).path)
 
     @classmethod
     def open(cls, path: Path) -> "SweepFolder":
-        """An existing sweep, or a ParseError."""
+        """Open a sweep. Raise ParseError if the folder is not a sweep."""
         remedy = "Give the folder that `llm-perf run -m` printed."
         check_folder(path)
         if not is_sweep(there(path, remedy)):
@@ -60,25 +60,25 @@ class SweepFolder:
 
     @property
     def sweep_file(self) -> Path:
-        """What each point was asked for, and what became of it."""
+        """The configuration and the status of each point."""
         return self.path / "sweep.json"
 
     @property
     def page_file(self) -> Path:
-        """The sweep as one HTML file."""
+        """The HTML report."""
         return self.path / "sweep.html"
 
     @property
     def report_file(self) -> Path:
-        """The sweep in Markdown."""
+        """The Markdown report."""
         return self.path / "sweep.md"
 
     def point_folder(self, number: int) -> Path:
-        """Where the run of a point is put."""
+        """Return the run folder of a point."""
         return self.path / f"{number:03d}"
 
     def run(self, point: SweepPoint) -> Maybe[RunReader]:
-        """The run of a point as it is now, or why there is none."""
+        """Return the run of a point, or why there is none."""
         if not point.folder:
             return Missing(point.why or "the point was not run")
         try:
@@ -87,13 +87,13 @@ class SweepFolder:
             return Missing(error.fact)
 
     def read(self) -> Sweep:
-        """sweep.json, or a ParseError."""
+        """Read sweep.json. Raise ParseError if it is damaged."""
         sweep = read_record(self.sweep_file, Sweep)
         if sweep.schema > SCHEMA:
             raise ParseError(f"{self.sweep_file} was written by a newer version.", "Upgrade llm-perf-opt.")
         for point in sweep.points:
             if Path(point.folder).name != point.folder or "\0" in point.folder:
-                raise ParseError(f"{self.sweep_file} names a run outside of the sweep: {point.folder!r}.")
+                raise ParseError(f"{self.sweep_file} names a run outside the sweep: {point.folder!r}.")
         return sweep
 
     def write(self, sweep: Sweep) -> None:
@@ -109,7 +109,7 @@ class SweepFolder:
 
 
 def damage_of(point: SweepPoint, run: Maybe[RunReader]) -> Missing | None:
-    """Why a complete point's run cannot be used any more: its folder is gone, or what it measured; None where it can."""
+    """Return why the run of a complete point can no longer be used: its folder or its times are gone or damaged."""
     if point.status != "complete":
         return None
     if isinstance(run, Missing):
@@ -119,5 +119,5 @@ def damage_of(point: SweepPoint, run: Maybe[RunReader]) -> Missing | None:
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether this folder holds a sweep."""
+    """Return whether the folder is a sweep."""
     return (path / "sweep.json").is_file()

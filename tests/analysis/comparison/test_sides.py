@@ -79,17 +79,17 @@ def test_every_page_states_the_number_of_decode_tokens() -> None:
     found = held(traced(2), traced(2, slower=0.5, name="b"))
     for page in (read(comparison_page(found)).text, comparison_html(found)):
         assert "of the 2 tokens in the trace of each side" in page
-        assert "A request has 3 such steps" in page
+        assert "A request has 3 decode steps" in page
     changed = traced(2, slower=0.5, name="b")
     changed = replace(changed, trace=with_budgets(("decode", "token", 2)))
     assert isinstance(changed.trace, TraceAnalysis)
     (table,) = changed.trace.budgets
     halved = altered(changed.trace, budgets=[altered(table, rows=[altered(row, ns=row.ns // 2) for row in table.rows])])
     why = comparison_text(held(traced(2), replace(changed, trace=halved)))
-    assert "Why decode is faster, by the budgets of one trace a side, of the 2 tokens in it: launch gaps, per token" in why
+    assert "Why decode is faster, from the budgets of one trace of 2 tokens per side: launch gaps, per token" in why
     whole = held(traced(3), traced(3, name="b"))
-    assert "of the 3 tokens in the trace of each side, their mean." in read(comparison_page(whole)).text
-    assert "need not add up" not in comparison_page(whole)
+    assert "the mean of the 3 tokens in the trace of each side." in read(comparison_page(whole)).text
+    assert "need not sum to TPOT" not in comparison_page(whole)
 
 
 def test_traces_of_different_length_are_not_compared_in_decode() -> None:
@@ -108,7 +108,7 @@ def test_traces_of_different_length_are_not_compared_in_decode() -> None:
     ]
     for page in (read(comparison_page(found)).text, comparison_html(found)):
         assert f"Decode is not compared: {why}" in page
-    assert f"Why decode is faster is not known: {why}" in comparison_text(found)
+    assert f"Why decode is faster is unknown: {why}" in comparison_text(found)
 
 
 def test_the_table_of_kernels_states_that_decode_is_per_token() -> None:

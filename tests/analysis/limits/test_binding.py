@@ -24,7 +24,7 @@ from llm_perf_opt.analysis.limits.binding import (
 from llm_perf_opt.analysis.limits.roofline import ComponentRoofline, RooflineTime
 from llm_perf_opt.core.records import Maybe, Missing
 
-NO_TORCH = Missing("the run was asked for without the torch pass")
+NO_TORCH = Missing("the run was made without the torch pass")
 
 
 def nearest(times: float, bound: str = "memory") -> RooflineDistance:

@@ -87,12 +87,12 @@ def test_labels_that_are_not_recognized_are_shown(found: TraceAnalysis) -> None:
     row = next(line for line in trace_text(found).splitlines() if line.startswith("## preprocess ##"))
     assert row.split()[3:] == ["1", "50.00", "µs", "2", "10.00", "µs"]
     analysis = run_analysis(trace=found)
-    assert "Labels that mark no stage" in report(analysis)
+    assert "Labels that are not stages" in report(analysis)
     assert "capture_32 | 1 | 40.00 µs | 1 | 5.000 µs" in report(analysis).replace("\\", "")
     page = run_page(analysis, Missing("none"), Missing("none"))
     assert 'id="labels"' in page
     assert "capture_32" in page
-    assert "Labels that mark no stage" not in report(run_analysis())
+    assert "Labels that are not stages" not in report(run_analysis())
 
 
 def test_many_labels_are_cut_on_pages_and_counted(found: TraceAnalysis) -> None:

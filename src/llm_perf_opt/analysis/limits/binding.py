@@ -179,7 +179,7 @@ EFFICIENCY_METRICS = (
         "Model FLOPs utilization with causal attention: a token attends only to earlier tokens.",
     ),
     EfficiencyMetric(
-        "MFU (whole attention)", "%",
+        "MFU (full attention)", "%",
         "model FLOPs with the full attention matrix / (unprofiled time × peak FLOP/s)",
         "The same with the full attention matrix, as half the literature counts it. Only for comparison with published figures.",
     ),

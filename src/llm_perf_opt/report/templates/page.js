@@ -5,7 +5,7 @@
     if (cell.dataset.order !== undefined) { return Number(cell.dataset.order); }
     return cell.textContent.trim();
   }
-  // A missing value stands last whichever way the column is sorted.
+  // Missing values come last in both directions.
   function compare(one, other, down) {
     const lost = [one, other].map(function (value) { return typeof value === "string" && value.startsWith("n/a"); });
     if (lost[0] !== lost[1]) { return lost[0] ? 1 : -1; }
@@ -69,7 +69,7 @@
     });
     return made;
   }
-  // The buttons are named one by one: the library's own choice has one that sends the chart to a server.
+  // The buttons are listed explicitly: by default, one of them sends the chart to a server.
   const config = {
     responsive: true, displaylogo: false, plotlyServerURL: "", displayModeBar: "hover",
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]]
