@@ -21,7 +21,6 @@ from llm_perf_opt.config.schema import (
 )
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
-from llm_perf_opt.profiling.capture import fill
 from llm_perf_opt.profiling.passes import Capture, Listener, Program, run_alone
 from llm_perf_opt.profiling.requested_metrics import check_counters, check_patterns, on_gpu
 from llm_perf_opt.profiling.vendor.gates import check_gate
@@ -90,6 +89,8 @@ def capture_program(request: ExecRequest, folder: RunFolder, command: Sequence[s
     def prepare() -> None:
         values = {"profiling": {"regions": asdict(request.regions)}}  # needed to regenerate the pages
         write_whole(folder.config_file, yaml.safe_dump(values, sort_keys=False, default_flow_style=None).encode())
+
+    from llm_perf_opt.profiling.capture import fill  # known_passes() imports this module, also to read a run
 
     return fill(capture, command, prepare, "exec")
 

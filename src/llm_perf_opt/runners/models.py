@@ -13,11 +13,12 @@ from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, 
 from llm_perf_opt.core.records import WeightFacts
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
 from llm_perf_opt.workspace.data.model_tree import check_model, model_folder
-from llm_perf_opt.workspace.data.prompts import PromptImage, Tokenize
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from llm_perf_opt.workspace.data.prompts import PromptImage, Tokenize
 
 RUNTIME = Runtime(
     "pytorch",
@@ -171,10 +172,12 @@ def check_fits(need: MemoryNeed, device: "torch.device") -> None:
         )
 
 
-def image_of(config: "PretrainedConfig") -> PromptImage | None:
+def image_of(config: "PretrainedConfig") -> "PromptImage | None":
     """Return how a LLaVA-shaped model encodes an image; None for a text model."""
     if config.model_type != "llava":
         return None
+    from llm_perf_opt.workspace.data.prompts import PromptImage
+
     vision = config.vision_config
     side = int(vision.image_size) // int(vision.patch_size)
     whole = 1 if config.vision_feature_select_strategy == "full" else 0  # keeps the vision tower's class token
@@ -265,7 +268,7 @@ def weight_facts(model: ModelConfig) -> WeightFacts:
     return WeightFacts("stored", stored)
 
 
-def load_tokenizer(model: ModelConfig) -> Tokenize | None:
+def load_tokenizer(model: ModelConfig) -> "Tokenize | None":
     """Return the folder's tokenizer; None for random weights or a folder without one."""
     if model.source == "random":
         return None
