@@ -96,7 +96,7 @@ def test_the_terminal_page_fits_a_hundred_columns(traces: Path) -> None:
     done = analyze(traces / "torch_trace.json.gz")
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines()[1:])) <= 100  # the first is the file's path, as long as it is
-    for words in ("no problems", "Where decode goes", "launch-bound", "Kernels:", "What to change first", "not to be added"):
+    for words in ("no problems", "Where decode goes", "launch-bound", "Kernels:", "What to change first", "do not add them"):
         assert words in done.stdout
 
 

@@ -134,7 +134,7 @@ def test_a_program_that_fails_alone_is_not_run_again(tmp_path: Path) -> None:
         (["exec", "--passes", "program,nvprof", "--", "x"], "nvprof"),
         (["exec", "--passes", ",", "--", "x"], "No pass"),
         (["exec", "--metrics", "rooflin", "--", "x"], "roofline"),
-        (["exec", "--section", "no such", "--", "x"], "no name of a section"),
+        (["exec", "--section", "no such", "--", "x"], "not the name of a section"),
         (["exec", "--regions", "regex:(", "--", "x"], "regex:("),
         (["exec", "--range", "decode*", "--", "x"], "asterisk"),
         (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "cannot be run"),
