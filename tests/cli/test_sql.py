@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from builders import manifest
 from command import llm_perf
 from llm_perf_opt.config.passes import trace_files
+from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.run_folder import RunFolder
 from synthetic_traces import Recipe, write_trace
 
@@ -38,6 +40,12 @@ def test_a_table_in_the_terminal(trace: str) -> None:
     assert first.split() == ["nvjet_sm90_tst_384x8_64x4_2x1_v_bz_TNT", "9", "966271"]
     assert "--limit 0" in done.stderr
     assert second
+
+
+def test_without_duckdb_a_query_says_what_to_install(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    done = sql(trace, TOP)
+    assert (done.returncode, "pip install duckdb" in done.stderr) == (ResourceError.exit_code, True)
 
 
 def test_data_for_programs_is_whole(trace: str) -> None:

@@ -71,7 +71,8 @@ def _launch(capture: Capture) -> None:
     try:
         chosen = _choices(capture, counting, counted)
         if capture.program and isinstance(nothing := chosen[_PROGRAM].selection, Missing):
-            raise NothingToCountError(f"No launch was selected: {nothing.why}.", "The nsys pass must record kernels first.")
+            remedy = "The nsys pass must record kernels first."
+            raise NothingToCountError(f"No launch was selected: {nothing.why.rstrip('.')}.", remedy)
         run_selftest(capture, counting)
     except LlmPerfError as error:
         if not isinstance(error, Interrupted):
@@ -214,7 +215,7 @@ def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) ->
     chosen = choice.selection
     if isinstance(chosen, Missing):
         remedy = "See the passes that record a timeline."
-        why = CaptureError(f"No launch of {_what(capture, name)} was selected: {chosen.why}.", remedy)
+        why = CaptureError(f"No launch of {_what(capture, name)} was selected: {chosen.why.rstrip('.')}.", remedy)
         capture.skip(name, why)
         raise why
     write_record(capture.folder.selection_file(name), chosen)

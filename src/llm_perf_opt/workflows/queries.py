@@ -70,13 +70,12 @@ class Queries:
 
     def ask(self, sql: str, limit: int = 0) -> Answer:
         """Return the rows of a query, at most `limit` if that is not zero. Raise ConfigError if the query is invalid."""
-        import duckdb
-
-        named = [
-            table for table in self._names if table in sql.casefold()
-        ] or self._names  # loading a table too many only takes time
+        # Loading a table too many only takes time.
+        named = [table for table in self._names if table in sql.casefold()] or self._names
         remedy = f"The tables are {', '.join(self._names)}; without a query their columns are listed."
         with self.isolated(named) as connection:
+            import duckdb  # `isolated` raises an error with a remedy if it is not installed
+
             try:
                 _require_one_select(connection, sql)
                 connection.execute(_zones_as_text(connection, sql))
