@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,11 @@ FLOORS = {
 }
 """A room may import rooms of lower floors only."""
 MOST_ARROWS = 50
-EVENT_MODEL = {"events", "health", "launches", "nesting", "projection", "silent_stages"}
+EVENT_MODEL = {"events", "health", "nesting", "projection", "silent_stages"}
 """What analysis knows of traces: the event model, and no parser."""
 # The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".
 ANALYSIS_FLOORS = [{"comparison"}, {""}, {"regions"}, {"trace"}, {"kernels"}, {"limits"}, {"cost_model"}]
-ANALYSIS_GROUND = {"dtypes", "separable", "stats"}
+ANALYSIS_GROUND = {"separable", "stats"}
 HEAVY = {"torch", "transformers", "vllm", "tensorrt_llm", "pynvml", "nvtx", "accelerate", "safetensors"}
 START_PROCESSES = {"profiling.vendor.launch", "core.processes"}
 LONGEST_MODULE = 400
@@ -67,6 +68,15 @@ def imports(module: str) -> frozenset[str]:
 def own_imports(module: str) -> list[str]:
     names = [name.removeprefix("llm_perf_opt.") for name in imports(module) if name.startswith("llm_perf_opt.")]
     return [name for name in names if name != "__version__"]
+
+
+def test_no_modules_import_each_other() -> None:
+    """Imports inside functions count, too."""
+    order = TopologicalSorter({module: [name for name in own_imports(module) if name in MODULES] for module in MODULES})
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
 
 
 def room_of(module: str) -> str:

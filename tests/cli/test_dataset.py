@@ -147,7 +147,7 @@ def test_a_damaged_dataset_does_not_hide_the_others(project: Path) -> None:
 
 WAITS = """
 import time
-from llm_perf_opt.cli import watching
+from llm_perf_opt.cli import progress as watching
 from llm_perf_opt.cli.app import main
 
 def advance(phase, count, plain=watching._Phase.advance):

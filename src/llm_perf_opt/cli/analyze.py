@@ -8,7 +8,7 @@ import typer
 
 from llm_perf_opt.cli.completing import complete_run
 from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, raise_if
-from llm_perf_opt.cli.watching import graceful_exit
+from llm_perf_opt.cli.signals import graceful_exit
 
 
 def analyze(

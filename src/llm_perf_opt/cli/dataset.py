@@ -39,7 +39,7 @@ def add(
 ) -> None:
     """Add a dataset: a link to the data, metadata with hashes, a README, and the option dataset=NAME."""
     note_debug(debug)
-    from llm_perf_opt.cli.watching import watched
+    from llm_perf_opt.cli.progress import watched
     from llm_perf_opt.core.units import byte_count
     from llm_perf_opt.report.workspace import dataset_readme
     from llm_perf_opt.workspace.data.preparing import Description, add_dataset
@@ -86,7 +86,7 @@ def check(
 ) -> None:
     """Check for changes: a source or a variant that differs from its metadata, a dangling link. Exits with 1 if it finds any."""
     note_debug(debug)
-    from llm_perf_opt.cli.watching import watched
+    from llm_perf_opt.cli.progress import watched
     from llm_perf_opt.workspace.data.checking import check_dataset, unfinished
 
     tree = DatasetTree(given_root(root, DATASETS_ROOT))
@@ -130,7 +130,7 @@ def prepare(
 ) -> None:
     """Derive a variant: a subset, token ids, or another format. The same arguments give the same bytes."""
     note_debug(debug)
-    from llm_perf_opt.cli.watching import watched
+    from llm_perf_opt.cli.progress import watched
     from llm_perf_opt.core.units import byte_count
     from llm_perf_opt.workspace.data.preparing import Preparation
     from llm_perf_opt.workspace.data.preparing import prepare as make

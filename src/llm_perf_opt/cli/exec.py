@@ -9,7 +9,7 @@ import typer
 
 from llm_perf_opt.cli.outcome import print_program
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, raise_if
-from llm_perf_opt.cli.watching import graceful_exit
+from llm_perf_opt.cli.signals import graceful_exit
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed|mpirun|uv|env|bash|sh|time|nohup|nsys|ncu")

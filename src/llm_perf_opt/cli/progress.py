@@ -2,13 +2,16 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TextIO, cast
 
-from llm_perf_opt.cli.watching import LastingFile
+from llm_perf_opt.cli.signals import LastingFile, graceful_exit
+from llm_perf_opt.core.errors import Interrupted, LlmPerfError
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.terminal import one_line, raw_stream
+from llm_perf_opt.core.units import byte_count
 from llm_perf_opt.profiling.passes import TICK
 from llm_perf_opt.report.text import duration, seconds
 
@@ -165,3 +168,48 @@ def _phase(message: dict[str, Any]) -> str:
     if message.get("event") == "phase":
         return str(message.get("text", ""))
     return str(message.get("phase", "")) if message.get("event") == "progress" else ""
+
+
+# --- long reads ---------------------------------------------------------------------------------------------------------
+
+_UPDATE_EVERY_S = 0.1
+_WHY: dict[type[BaseException], str] = {KeyboardInterrupt: "it was interrupted"}
+
+
+@contextmanager
+def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+    """Show the phases of a long read. On Ctrl-C and SIGTERM, unfinished output is removed first."""
+    begun = time.monotonic()
+    with graceful_exit():
+        try:
+            with progress_for(quiet) as progress:
+                progress.pass_started(name, label)
+                try:
+                    yield lambda phase, total: _Phase(progress, name, phase, total).advance
+                except BaseException as error:
+                    why = error.fact if isinstance(error, LlmPerfError) else _WHY.get(type(error), type(error).__name__)
+                    progress.pass_ended(PassRecord(name, "failed", seconds=time.monotonic() - begun, why=why))
+                    raise
+                progress.pass_ended(PassRecord(name, "complete", seconds=time.monotonic() - begun))
+        except KeyboardInterrupt as error:
+            raise Interrupted("Interrupted.", "Nothing unfinished was left behind.") from error
+
+
+class _Phase:
+    """A phase of known length."""
+
+    def __init__(self, progress: QuietProgress, name: str, phase: str, total: int) -> None:
+        self._progress, self._name, self._phase, self._total = progress, name, phase, total
+        self._done = 0
+        self._updated_at = 0.0
+        self.advance(0)
+
+    def advance(self, count: int) -> None:
+        """Advance by this many bytes."""
+        self._done += count
+        if time.monotonic() - self._updated_at < _UPDATE_EVERY_S and self._done < self._total:
+            return
+        self._updated_at = time.monotonic()
+        text = f"{byte_count(self._done)} of {byte_count(self._total)}"
+        message = {"event": "progress", "phase": self._phase, "done": self._done, "at_most": self._total, "text": text}
+        self._progress.pass_message(self._name, message)

@@ -9,7 +9,7 @@ import typer
 from llm_perf_opt.cli.completing import complete_override
 from llm_perf_opt.cli.outcome import outcome, print_outcome
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.watching import graceful_exit
+from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 
 if TYPE_CHECKING:

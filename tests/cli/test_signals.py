@@ -16,7 +16,7 @@ import pytest
 from builders import manifest
 from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.advise import advise
-from llm_perf_opt.cli.watching import graceful_exit
+from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
 from llm_perf_opt.core.run_folder import RunFolder

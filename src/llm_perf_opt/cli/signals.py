@@ -1,22 +1,16 @@
-"""Progress of long reads, and an orderly end on signals."""
+"""An orderly end on signals and closed terminals."""
 
 import os
 import select
 import signal
 import stat
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
-from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
-from llm_perf_opt.core.records import PassRecord
-from llm_perf_opt.core.units import byte_count
-
-if TYPE_CHECKING:
-    from llm_perf_opt.cli.progress import QuietProgress
+from llm_perf_opt.core.errors import HungUp, Interrupted, Terminated
 
 
 class LastingFile:
@@ -68,31 +62,6 @@ def _is_gone(descriptor: int) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-_UPDATE_EVERY_S = 0.1
-_WHY: dict[type[BaseException], str] = {KeyboardInterrupt: "it was interrupted"}
-
-
-@contextmanager
-def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Show the phases of a long read. On Ctrl-C and SIGTERM, unfinished output is removed first."""
-    from llm_perf_opt.cli.progress import progress_for
-
-    begun = time.monotonic()
-    with graceful_exit():
-        try:
-            with progress_for(quiet) as progress:
-                progress.pass_started(name, label)
-                try:
-                    yield lambda phase, total: _Phase(progress, name, phase, total).advance
-                except BaseException as error:
-                    why = error.fact if isinstance(error, LlmPerfError) else _WHY.get(type(error), type(error).__name__)
-                    progress.pass_ended(PassRecord(name, "failed", seconds=time.monotonic() - begun, why=why))
-                    raise
-                progress.pass_ended(PassRecord(name, "complete", seconds=time.monotonic() - begun))
-        except KeyboardInterrupt as error:
-            raise Interrupted("Interrupted.", "Nothing unfinished was left behind.") from error
-
-
 _ENDS: dict[int, tuple[type[Interrupted], str]] = {
     signal.SIGTERM: (Terminated, "Ended by SIGTERM."),
     signal.SIGHUP: (HungUp, "Ended by SIGHUP: the terminal was closed."),
@@ -136,23 +105,3 @@ def graceful_exit() -> Iterator[None]:
                 file.close_if_gone()
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-class _Phase:
-    """A phase of known length."""
-
-    def __init__(self, progress: "QuietProgress", name: str, phase: str, total: int) -> None:
-        self._progress, self._name, self._phase, self._total = progress, name, phase, total
-        self._done = 0
-        self._updated_at = 0.0
-        self.advance(0)
-
-    def advance(self, count: int) -> None:
-        """Advance by this many bytes."""
-        self._done += count
-        if time.monotonic() - self._updated_at < _UPDATE_EVERY_S and self._done < self._total:
-            return
-        self._updated_at = time.monotonic()
-        text = f"{byte_count(self._done)} of {byte_count(self._total)}"
-        message = {"event": "progress", "phase": self._phase, "done": self._done, "at_most": self._total, "text": text}
-        self._progress.pass_message(self._name, message)
