@@ -85,6 +85,18 @@ def test_the_passes_of_the_package_run_in_their_order() -> None:
     assert planned_passes(compose(["profiling=none"]).config) == ("clean",)
 
 
+def test_a_name_cannot_be_taken_twice(tmp_path: Path) -> None:
+    site = bring(tmp_path / "site", "torch", "theirs:PASS", "PASS = None", "theirs", passes.GROUP)
+    with installed(site), pytest.raises(ConfigError, match="'torch' is provided by theirs and by llm-perf-opt"):
+        known_passes()
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("nsys_decode", r"profiling\.nsys\."), ("program", "llm-perf exec")])
+def test_settings_of_a_built_in_pass_are_elsewhere(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        compose([f"profiling.passes.{name}.enable=true"])
+
+
 def test_only_passes_that_run_the_model_under_a_profiler_have_an_overhead() -> None:
     assert [name for name in ("clean", "nvml", "ceilings", "ncu_selftest") if sees_stages(name)] == []
     assert [name for name in ("torch", "nsys", "ncu_decode", "of another machine") if not sees_stages(name)] == []

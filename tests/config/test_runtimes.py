@@ -18,6 +18,7 @@ from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.runtimes import all_traits, known_runtimes, runtime_named, traits_of
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.processes import ask
+from llm_perf_opt.traces import trace_mark
 from plugins import bring, installed, llm_perf, llm_perf_process, the_minimal_runner
 from trace_builders import Builder
 
@@ -61,6 +62,22 @@ def test_a_name_cannot_be_taken_twice(brought: Path) -> None:
     bring(brought, "vllm", "theirs:open")
     with pytest.raises(ConfigError, match="'vllm' is provided by echo-runner and by llm-perf-opt"):
         known_runtimes()
+
+
+def test_one_that_cannot_be_loaded_disturbs_nothing_else(brought: Path) -> None:
+    bring(brought, "broken", "broken_runner:RUNTIME", "raise RuntimeError('no such library')")
+    with pytest.raises(ConfigError, match="is not known"):
+        runtime_named("vlm")
+    assert compose(["runtime=pytorch"]).config.runtime.type == "pytorch"
+    assert traits_of("broken").provided_by == "echo-runner", "a run of it can be read"
+    with pytest.raises(ResourceError, match="no such library"):
+        runtime_named("broken")
+
+
+def test_a_runtime_that_is_installed_later_is_asked_how_stages_are_labeled(brought: Path) -> None:
+    before = trace_mark.made_by.__wrapped__()
+    bring(brought, "echo", "echo_runner:open_echo")
+    assert trace_mark.made_by.__wrapped__() != before, "tables of traces that were made without it are not reused"
 
 
 RECORD = """

@@ -18,6 +18,8 @@ from llm_perf_opt.profiling import ncu_pass, nsys_pass
 from llm_perf_opt.profiling.passes import Capture, NothingToCountError, PassPlan, Program
 from llm_perf_opt.profiling.program_pass import SPELLINGS, ExecRequest, _profiling
 from llm_perf_opt.profiling.vendor.compatibility import Permission
+from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
+from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import NsysProbe
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
 
@@ -196,3 +198,9 @@ def test_a_tool_that_nobody_named_may_be_missing(
     manifest = capture.folder.manifest()
     assert [entry.status for entry in manifest.passes] == ["complete", "skipped", "skipped"]
     assert (error is None, manifest.status) == ((True, "complete") if as_available else (False, "partial"))
+
+
+def test_the_commands_take_the_fields_of_a_request_as_keywords() -> None:
+    nsys, ncu, out, work = Path("nsys"), Path("ncu"), Path("out"), ["python", "x.py"]
+    assert build_nsys_cmd(nsys, out, work, trace=("cuda",)) == build_nsys_cmd(nsys, out, work, NsysRequest(trace=("cuda",)))
+    assert build_ncu_cmd(ncu, out, work, launch_skip=3) == build_ncu_cmd(ncu, out, work, NcuRequest(launch_skip=3))

@@ -96,7 +96,13 @@ class Pass:
 def known_passes() -> tuple[Pass, ...]:
     """Return every pass in the order in which they run. Errors of one that cannot be loaded are reported when it is requested."""
     found: list[Pass] = [item for module in _packaged_modules() for item in import_module(module).PASSES]
+    builtin = {item.name for item in found}
     for entry in _plugins():
+        if entry.name in builtin:
+            raise ConfigError(
+                f"The pass '{entry.name}' is provided by {entry.provided_by} and by llm-perf-opt.",
+                f"Uninstall {entry.provided_by}.",
+            )
         try:
             found.append(_loaded(entry))
         except ResourceError:
@@ -146,7 +152,9 @@ def check_sections(config: RunConfig) -> RunConfig:
                 f"Known: {', '.join(known) or 'none'}. Register your own as an entry point of the group {GROUP}.",
             )
         if found.wanted is not None:
-            raise ConfigError(f"profiling.passes.{name} has no effect.", f"Its settings are profiling.{name}.")
+            section = next((key for key in (name, name.partition("_")[0]) if hasattr(config.profiling, key)), "")
+            remedy = f"Its settings are profiling.{section}." if section else "It is a pass of `llm-perf exec`."
+            raise ConfigError(f"profiling.passes.{name} has no effect.", remedy)
         found.settings_in(config)
     return config
 

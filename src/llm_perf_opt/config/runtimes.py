@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from llm_perf_opt.config.registry import Declared, declared, load
-from llm_perf_opt.core.errors import ConfigError, ResourceError, nearest
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.stages import MIXED_STEP, STEP, Stage
 
 GROUP = "llm_perf_opt.runners"
@@ -95,9 +95,14 @@ def _record(entry: Declared) -> Runtime:
 
 
 def traits_of(name: str) -> Runtime:
-    """Return the runtime of this name; an unknown one has default traits."""
+    """Return the runtime of this name, or default traits if it is unknown or cannot be loaded: its runs can still be read."""
     found = next((entry for entry in known_runtimes() if entry.name == name), None)
-    return Runtime(name, "") if found is None else _record(found)
+    if found is None:
+        return Runtime(name, "")
+    try:
+        return _record(found)
+    except LlmPerfError:  # `runtime_named` raises it
+        return Runtime(name, found.target, provided_by=found.provided_by)
 
 
 def all_traits() -> list[Runtime]:
@@ -106,7 +111,7 @@ def all_traits() -> list[Runtime]:
     for entry in known_runtimes():
         try:
             found.append(_record(entry))
-        except ResourceError:
+        except LlmPerfError:
             continue
     return found
 
@@ -114,12 +119,13 @@ def all_traits() -> list[Runtime]:
 def runtime_named(name: str) -> Runtime:
     """Return the runtime of this name; raise an error with the known ones if it is unknown or not installed."""
     known = known_runtimes()
-    if name not in [entry.name for entry in known]:
+    entry = next((entry for entry in known if entry.name == name), None)
+    if entry is None:
         raise ConfigError(
             f"runtime.type={name} is not known.{nearest(name, [entry.name for entry in known])}",
             f"Known: {listed(known)}. Register your own as an entry point of the group {GROUP}; see docs/runtimes.md.",
         )
-    found = traits_of(name)
+    found = _record(entry)
     if not found.installed:
         raise ResourceError(
             f"runtime={name} needs the package {found.needs}, which is not installed in this environment.",

@@ -33,11 +33,11 @@ _BF16_CAPABILITY = (8, 0)
 def refuse_early(configs: Iterable[RunConfig]) -> None:
     """Raise for the first request that cannot work. What several requests share is checked once."""
     requests = list(configs)
-    for path in {config.model.path for config in requests if config.model.source == "pretrained"}:
+    for path in dict.fromkeys(config.model.path for config in requests if config.model.source == "pretrained"):
         model_folder(path or "")
-    for dataset in {config.dataset for config in requests if config.dataset.kind != "synthetic"}:
+    for dataset in dict.fromkeys(config.dataset for config in requests if config.dataset.kind != "synthetic"):
         check_first_text(dataset)
-    for name in {config.runtime.type for config in requests if config.runtime.engine}:
+    for name in dict.fromkeys(config.runtime.type for config in requests if config.runtime.engine):
         arguments = traits_of(name).arguments
         known = arguments.known() if arguments else None
         for config in requests:

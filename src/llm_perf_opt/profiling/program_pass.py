@@ -73,7 +73,8 @@ def check_request(request: ExecRequest) -> None:
     if request.range:
         check_gate("nsys", request.range, ours=False)
     check_patterns(request.regions)
-    check_counters(request.metrics, request.device_index, gpu=on_gpu())
+    if request.passes is None or "ncu" in request.passes:
+        check_counters(request.metrics, request.device_index, gpu=on_gpu())
     if shutil.which(request.argv[0]) is None:
         raise ConfigError(
             f"The program {request.argv[0]!r} cannot be run.", "Check its name and path, and that it is executable."

@@ -113,8 +113,10 @@ def budget_of(analysis: RunAnalysis) -> Maybe[tuple[Waterfall, ...]]:
     if not isinstance(trace, Missing) and trace.complete and trace.budgets:
         return tuple(_waterfall(table) for table in trace.budgets)
     why = trace.why or "the trace shows no device work in its stages"
-    note = (f"No more detail: {why}.",)
-    return then(coarse_waterfalls(analysis.efficiency), lambda made: tuple(replace(waterfall, notes=note) for waterfall in made))
+    return then(
+        coarse_waterfalls(analysis.efficiency),
+        lambda made: tuple(replace(item, notes=(f"No more detail of {item.stage}: {why}.",)) for item in made),
+    )
 
 
 def _waterfall(table: BudgetTable) -> Waterfall:

@@ -26,7 +26,7 @@ def summary_document(analysis: RunAnalysis) -> Document:
     sections = [
         Section("narrative", "", [bullets(_narrative(analysis, timings))]),
         *([Section("inputs", "What was measured", measured)] if measured else []),
-        Section("warnings", "", [*warning_blocks(analysis), *images, Paragraph(_CLOSING)]),
+        Section("warnings", "Warnings", [*warning_blocks(analysis)[-1:], *images, Paragraph(_CLOSING)]),
     ]
     return Document(title, what_ran(timings), "", sections)
 

@@ -7,6 +7,7 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ SCHEMA_VERSION = 5
 """Version of the tables. Incremented when an older reader would misread newer tables or miss something."""
 MOST_BYTES = 5_000_000_000
 """The limit of the cache. The least recently used entries are removed first."""
-_DECIDES = ("core/*.py", "traces/**/*.py", "analysis/**/*.py", "workflows/*.py")
-"""The source files that affect the analysis of a trace."""
+_DECIDES = ("core/*.py", "config/*.py", "traces/**/*.py", "analysis/**/*.py", "runners/*.py", "workflows/*.py")
+"""The source files that affect the analysis of a trace. Runtimes, also those of other packages, say how stages are labeled."""
+_PLUGINS = "llm_perf_opt.runners"
 
 
 class _Mark(msgspec.Struct):
@@ -41,6 +43,8 @@ def made_by() -> str:
     for file in sorted(file for pattern in _DECIDES for file in package.glob(pattern)):
         digest.update(f"{file.relative_to(package)}\0".encode())
         digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    for entry in sorted(metadata.entry_points(group=_PLUGINS), key=lambda entry: entry.name):
+        digest.update(f"{entry.name}={entry.value} {entry.dist.version if entry.dist else ''}\0".encode())
     return f"{__version__}-{digest.hexdigest()}"
 
 

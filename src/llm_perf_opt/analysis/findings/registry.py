@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.findings import device, host, kernels, trust
 from llm_perf_opt.analysis.findings.finding import Kind, without_overrides
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.labels import engine_dialects
+from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 
@@ -40,7 +41,6 @@ RULES: list[Rule] = [
 ]
 """Every rule. To add a finding, write its function in this folder and list it here."""
 
-_OWN_RUNTIME = "pytorch"
 _OWN_SETTINGS = ("runtime.cache=", "runtime.compile=", "runtime.attn_implementation=")
 """Settings that only this runtime has."""
 
@@ -63,7 +63,7 @@ def _applicable(finding: Finding, evidence: Evidence) -> Finding:
     runtime = evidence.facts.setting("runtime.type")
     if runtime is None and evidence.method.split(",")[0] in engine_dialects():
         return without_overrides(finding)
-    if runtime not in (None, _OWN_RUNTIME) and any(override.startswith(_OWN_SETTINGS) for override in overrides):
+    if runtime not in (None, PYTORCH) and any(override.startswith(_OWN_SETTINGS) for override in overrides):
         return without_overrides(finding)
     error = _rejection(config, overrides) if config else None
     if error is None:

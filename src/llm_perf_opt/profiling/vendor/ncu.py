@@ -3,9 +3,9 @@
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, Gate, check_gate
@@ -42,9 +42,14 @@ class NcuRequest:
     substages: Sequence[str] = ()
 
 
-def build_ncu_cmd(ncu: Path, out_base: Path, work_argv: Sequence[str], request: NcuRequest | None = None) -> list[str]:
-    """Return an `ncu` command around `work_argv`. It writes `out_base` + REPORT_ENDING and keeps clocks and caches unchanged."""
-    request = request or NcuRequest()
+def build_ncu_cmd(
+    ncu: Path, out_base: Path, work_argv: Sequence[str], request: NcuRequest | None = None, **options: Any
+) -> list[str]:
+    """Return an `ncu` command around `work_argv`. It writes `out_base` + REPORT_ENDING and keeps clocks and caches unchanged.
+
+    `options` are fields of the request.
+    """
+    request = replace(request or NcuRequest(), **options)
     gate, ranges = request.gate, request.ranges
     if gate.kind == "nvtx":
         raise ConfigError("ncu has no NVTX gate.", "Put the range into `ranges`, in ncu syntax.")

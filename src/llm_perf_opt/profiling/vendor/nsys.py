@@ -2,8 +2,9 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.profiling.vendor.gates import Gate, check_gate, on_stage
@@ -33,12 +34,15 @@ class NsysRequest:
     """Environment variables of the program only."""
 
 
-def build_nsys_cmd(nsys: Path, out_base: Path, work_argv: Sequence[str], request: NsysRequest | None = None) -> list[str]:
+def build_nsys_cmd(
+    nsys: Path, out_base: Path, work_argv: Sequence[str], request: NsysRequest | None = None, **options: Any
+) -> list[str]:
     """Return the command of `nsys profile` around `work_argv`. It writes `out_base` + REPORT_ENDING.
 
-    The program continues after its range has ended, and gets its own TMPDIR, which differs from the tool's.
+    `options` are fields of the request. The program continues after its range has ended, and gets its own TMPDIR, which differs
+    from the tool's.
     """
-    request = request or NsysRequest()
+    request = replace(request or NsysRequest(), **options)
     gate, probe = request.gate or on_stage(), request.probe
     return [
         str(nsys), "profile", f"--trace={','.join(_checked_trace(request.trace, gate, probe))}",
