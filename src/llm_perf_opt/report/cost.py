@@ -9,8 +9,12 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Block, Cell, Column, Document, Paragraph, Section, Table, cell, count_cell, numbers
 from llm_perf_opt.report.text import bytes_per_s, count, duration, flops, flops_per_s, moved_bytes, percent, significant, then
 
-_ABOUT_COST = "FLOPs: matrix products, a multiply-add counts 2, attention is causal. Bytes: the minimum that must be moved."
-_ABOUT_TIME = "Roofline time: sum over components of the longer of FLOPs / peak and bytes / bandwidth. No real run is faster."
+_ABOUT_COST = (
+    "FLOPs are those of matrix products with causal attention; a multiply-add counts as 2. Bytes are the minimum to move."
+)
+_ABOUT_TIME = (
+    "The roofline time is the sum over components of the larger of FLOPs / peak and bytes / bandwidth. No real run is faster."
+)
 
 
 def cost_document(cost: ModelCost) -> Document:

@@ -237,7 +237,8 @@ def _one_of_ranks(trace: Trace) -> Iterator[TraceProblem]:
     ranks, rank = (trace.facts.get(f"distributed_{key}", "") for key in ("world_size", "rank"))
     if ranks.isdecimal() and int(ranks) > 1 and len(ranks) < 7:
         what = (
-            f"the trace is from {'rank ' + rank if rank.isdecimal() else 'one rank'} of {int(ranks):,}; numbers are of that rank"
+            f"the trace is from {'rank ' + rank if rank.isdecimal() else 'one rank'} of {int(ranks):,}; its numbers are those of "
+            "that rank"
         )
         remedy = "Collectives include waiting for the other ranks: read their traces too, or record all ranks with nsys."
         yield TraceProblem("one_rank", what, fatal=False, remedy=remedy)

@@ -21,7 +21,7 @@ _FEW_KERNELS = 0.5
 """Share of the kernels of the median step: with fewer, and no calls afterwards, the recording ended inside the step."""
 _LEAST_SIBLINGS = 2
 """Steps with work, besides the last, that are needed to know how many kernels a step has."""
-_IDLE = "Only host work, or a label without launches: its numbers are left out."
+_IDLE = "It contains only host work, or is a label without launches. Its numbers are left out."
 _AHEAD = "Its numbers are left out; each other step contains the launches of the next one."
 _WAITS_UNTIL = 0.9
 """Share of the last step: a program that waits has calls up to here; a recording that lost the work of the step has none."""

@@ -85,7 +85,7 @@ def process_problem(process: Int64) -> list[TraceProblem]:
     if not len(process) or (process == process[0]).all():
         return []
     processes = len(different(process))
-    what = f"calls of {processes} processes in one trace; device work is assigned to the process whose call has its correlation"
+    what = f"the trace has calls of {processes} processes; device work is assigned to the process whose call has its correlation"
     return [TraceProblem("several_processes", what, False, "Give the trace of one process.")]
 
 
