@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
+from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS, shown_verdict
 from llm_perf_opt.analysis.sweep import (
     PointFacts,
     SweepRow,
@@ -209,10 +209,10 @@ _DEFINITIONS = [
     Item("TTFT:", "time to first token; like all times here, the median of unprofiled repeats."),
     Item(
         "95 % interval:",
-        "of the median, distribution-free; in brackets and as error bars. For too few repeats, their range is shown instead. "
-        "Points with overlapping intervals or ranges are not distinguishable.",
+        "of the median, distribution-free, shown in brackets and as error bars. For too few repeats, their range is shown "
+        "instead. Points with overlapping intervals or ranges are not distinguishable.",
     ),
-    Item("Warnings:", "how many the report of the point has; they say why its figures may be wrong."),
+    Item("Warnings:", "the number of warnings in the report of the point; they explain why its figures may be wrong."),
     Item("TPOT:", "time per output token, (end-to-end − TTFT) / (new tokens − 1), per sequence."),
     Item("Decode tokens/s:", "batch size / TPOT. Output tokens/s: batch × new tokens / end to end, prefill included."),
     Item("Roofline time:", "the least time of a decode step at the best known peaks; × roofline: the measured time over it."),
@@ -228,7 +228,7 @@ _DEFINITIONS = [
         "row is shown, but it is on no chart, not on the front, and never the best.",
     ),
     Item("Decode is, prefill is:", f"what a change must address first, as in the report of the run. {EVIDENCE}"),
-    *[Item(f"{word.capitalize()}:", meaning) for word, meaning in VERDICTS],
+    *[Item(f"{shown_verdict(word).capitalize()}:", meaning) for word, meaning in VERDICTS],
 ]
 
 
@@ -286,8 +286,9 @@ def _bounds(rows: Sequence[SweepRow]) -> Table:
     caption = "What a change to each point must address first, and how far it is from its roofline time"
     made = Table("bounds-table", caption, columns)
     for row in rows:
+        bounds = [then(bound, shown_verdict) for bound in (row.decode_bound, row.prefill_bound)]
         made.add(
-            *_names(row, swept_keys(rows)), row.decode_bound, row.prefill_bound, *_figures(row)[5:],
+            *_names(row, swept_keys(rows)), *bounds, *_figures(row)[5:],
             cell(row.repeats), count_cell(row.warnings),
         )  # fmt: skip
     return made
