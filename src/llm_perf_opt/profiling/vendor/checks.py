@@ -183,7 +183,7 @@ def _importer() -> Check:
     return Check(
         title, "warning", f"no QdstrmImporter near {path}",
         "If nsys leaves only a .qdstrm, no report can be created from it here.",
-        "Install all of Nsight Systems (target and host part), not only the target part.",
+        "Install all of Nsight Systems: its host components as well as its target components.",
     )  # fmt: skip
 
 

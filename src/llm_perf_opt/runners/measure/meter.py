@@ -231,7 +231,7 @@ def _stop(done: int, stable: bool, effort: Effort, elapsed_s: float) -> str:
     if stable and done >= effort.min_repeats:
         return f"the target of ±{percentage(effort.ci_target, 1)} was reached after {done} repeats"
     if done >= effort.max_repeats:
-        return f"runtime.max_repeats={effort.max_repeats} was reached before ±{percentage(effort.ci_target, 1)}"
+        return f"runtime.max_repeats={effort.max_repeats} was reached before the target of ±{percentage(effort.ci_target, 1)}"
     if elapsed_s > effort.time_limit_s:
         return f"runtime.time_limit_s={effort.time_limit_s:g} was reached after {done} repeats"
     return ""
