@@ -23,23 +23,26 @@ _SHOWN = {NEITHER: "bound by no single cause"}
 """Shown instead of the verdict, which is part of JSON output."""
 
 VERDICTS = (
-    (LAUNCH, f"kernels run for less than {percentage(BUSY_ENOUGH)} of its time; the device waits for the host to launch them."),
+    (
+        LAUNCH,
+        f"kernels run for less than {percentage(BUSY_ENOUGH)} of the stage's time; the device waits for the host to launch them.",
+    ),
     (
         f"{MEMORY}, {COMPUTE}",
-        f"it takes at most {NEAR_ROOFLINE:g} × its roofline time, and most of the roofline time is memory traffic "
+        f"the stage takes at most {NEAR_ROOFLINE:g} × its roofline time, and most of the roofline time is memory traffic "
         "(memory-bound) or computation (compute-bound). On a CPU, which is host and device in one, the roofline time alone "
         "decides.",
     ),
     (
         KERNELS,
-        f"it takes more than {NEAR_ROOFLINE:g} × its roofline time, and the kernel time beyond the roofline is larger than both "
-        "the roofline time and the waiting time: the kernels themselves are far from the device's peaks.",
+        f"the stage takes more than {NEAR_ROOFLINE:g} × its roofline time, and the kernel time beyond the roofline is larger "
+        "than both the roofline time and the waiting time: the kernels themselves are far from the device's peaks.",
     ),
     (
         NEITHER,
-        f"it takes more than {NEAR_ROOFLINE:g} × its roofline time, and no single cause stands out. On a CPU, slow kernels and "
-        "the framework's own time cannot be separated; on a GPU, kernels run for at least "
-        f"{percentage(BUSY_ENOUGH)} of its time, but the kernel time beyond the roofline is not the largest share.",
+        f"the stage takes more than {NEAR_ROOFLINE:g} × its roofline time, and no single cause stands out. On a CPU, slow "
+        "kernels and the framework's own time cannot be separated; on a GPU, kernels run for at least "
+        f"{percentage(BUSY_ENOUGH)} of the stage's time, but the kernel time beyond the roofline is not the largest share.",
     ),
     (UNKNOWN, "no peak is known, or nothing shows whether the device was busy or waiting."),
 )
@@ -47,9 +50,10 @@ VERDICTS = (
 
 EVIDENCE = (
     "The kernels' share of a stage's time comes from the torch pass (kernel durations over the unprofiled time). Without a torch "
-    "pass, the GPU utilization sampled during the repeats bounds the share, if the repeats last long enough: the share is at "
-    f"most the utilization, and lower by at most {100 * UTILIZATION_MARGIN:.0f} percentage points, because utilization includes "
-    "short gaps between kernels. Kernels also run for at least the roofline time."
+    "pass, the GPU utilization sampled during the repeats bounds the share, if the repeats last long enough: over all "
+    f"repeats, the share is at most the utilization, and lower by at most {100 * UTILIZATION_MARGIN:.0f} percentage points, "
+    "because utilization includes short gaps between kernels. The bounds of a single stage are wider. The share is never less "
+    "than that of the roofline time."
 )
 HOW_TO_KNOW = "use profiling.torch.enable=true"
 
