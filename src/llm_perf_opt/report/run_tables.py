@@ -157,7 +157,8 @@ def stages_table(analysis: RunAnalysis) -> Table:
             cell(stage.inflation, times),
         )
     steps = then(
-        analysis.torch, lambda torch: f" The torch pass ran {torch.decode_steps} decode steps, and is compared with as many."
+        analysis.torch,
+        lambda torch: f" The torch pass ran {torch.decode_steps} decode steps and is compared with as many unprofiled steps.",
     )
     table.foot = _ABOUT_STAGES + known(steps, "")
     return table

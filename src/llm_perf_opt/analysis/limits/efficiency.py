@@ -187,7 +187,10 @@ def efficiency(
         profiled = len(request.steps) if isinstance(torch, Missing) else torch.decode_steps
         cost, profiled_cost = combined(request.steps), combined(request.steps[:profiled])
         stages.append(_stage(Stage.DECODE, cost, profiled_cost, timings, torch, peak_sets, sampled))
-    notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
+    notes = [
+        f"Bytes and FLOPs of {architecture.model_type} are computed from its configuration, with weights and cache in "
+        f"{formats.weights}."
+    ]
     if devices > 1:
         notes.append(shared_words(devices))
     if architecture.has_latent_attention:
