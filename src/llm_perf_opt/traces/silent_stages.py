@@ -142,7 +142,9 @@ def _ended_inside_a_step(trace: Trace, projection: Projection, stage: Int64, has
         kernels = _kernels_by_range(trace, projection) if kernels is None else kernels
         usual = float(np.median(kernels[others]))
         if kernels[last] < _FEW_KERNELS * usual:
-            fact = f"the last decode_step with work has {kernels[last]:,} kernels, the others {usual:,.0f}, and no call follows"
+            fact = (
+                f"the last decode_step with work has {kernels[last]:,} kernels, the others {usual:,.0f}, and no call follows it"
+            )
             yield TraceProblem("ended_inside_a_step", fact, fatal=True, remedy=CUT_SHORT)
 
 

@@ -25,9 +25,9 @@ def _unmatched(trace: Trace) -> list[TraceProblem]:
     launches = different(calls.correlation[launched])  # a runtime call and the driver call inside it share a correlation
     if not len(work):
         if len(launches):
-            what = f"{len(launches):,} kernel launches, but not one kernel"
+            what = f"the trace has {len(launches):,} kernel launches, but no kernel"
             return [TraceProblem("no_kernels", what, True, "Profile with ProfilerActivity.CUDA and without another profiler.")]
-        what = "no device work: the run was on the CPU, or only the CPU was profiled"
+        what = "the trace has no device work: the run was on the CPU, or only the CPU was profiled"
         return [TraceProblem("no_device_work", what, False, "Profile with ProfilerActivity.CUDA to record GPU work.")]
     found = []
     lost = int((~np.isin(launches, work.correlation)).sum())
