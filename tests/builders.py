@@ -123,7 +123,7 @@ def clean_timings(iterations: Sequence[Iteration] | None = None, **changes: Any)
         load_s=0.5,
         warmup=(iteration(prefill_ns=900 * MS), iteration()),
         iterations=repeats,
-        stopped="the target of ±2.0% was reached after 10 repeats",
+        stopped="the target of ±2.0 % was reached after 10 repeats",
         stable=True,
         memory=MemoryPeaks(
             allocated_bytes=Missing("the run is on the CPU"),

@@ -161,7 +161,7 @@ def test_a_faster_kernel_saves_nothing_in_a_host_bound_step_and_the_finding_says
     given = evidence(stage_evidence(busy_ns=10 * MS, idle=WAITING, kernels=[("nvjet", 100, 8 * MS), (CAT[0], 560, 2 * MS)]))
     finding, saving = known("cache_concatenation", given)
     assert saving.high_ns == 0
-    assert "saves nothing now: the device is idle for 90%" in finding.claim
+    assert "saves nothing now: the device is idle for 90 %" in finding.claim
 
 
 def test_no_cache_concatenation() -> None:
@@ -350,7 +350,7 @@ def test_small_batch_names_the_batch_that_ran(batch: int, tokens: str) -> None:
 def test_small_batch_agrees_with_the_cost_model() -> None:
     """Up to the batch it names, the roofline time is within a tenth of the present one, and not one batch further."""
     finding, _ = throughput_of(of_batch(1, **compose(["model=llama3_8b"]).config.model.architecture))
-    named = re.search(r"is ([\d.]+) ms; up to batch ([\d,]+) it stays within 10% of that \(([\d.]+) ms\)", finding.claim)
+    named = re.search(r"is ([\d.]+) ms; up to batch ([\d,]+) it stays within 10 % of that \(([\d.]+) ms\)", finding.claim)
     assert named is not None
     batch = int(named[2].replace(",", ""))
     fields = compose(["model=llama3_8b"]).config.model.architecture

@@ -36,7 +36,7 @@ def test_random_weights_are_called_that_also_in_runs_that_did_not_record_it() ->
     ("stored", "dtype", "words"),
     [
         ({"bf16": 100}, "fp32", ["The weights", "stored in bf16", "cast to fp32"]),
-        ({"fp32": 25, "bf16": 75}, "bf16", ["25% of the weights", "stored in fp32", "cast to bf16"]),
+        ({"fp32": 25, "bf16": 75}, "bf16", ["25 % of the weights", "stored in fp32", "cast to bf16"]),
         ({"bf16": 50, "fp16": 50}, "fp32", ["The weights", "bf16 and fp16"]),
         ({"bf16": 100}, "bf16", []),
         ({"i32": 90, "fp16": 10}, "fp16", []),  # packed by a quantizer: they stay as they are

@@ -119,10 +119,10 @@ def test_stages_that_ran_together_are_not_judged() -> None:
 def test_a_run_that_moved_is_warned_of_once() -> None:
     assert movement_warnings(moving(FLAT, FLAT)) == []
     (warning,) = movement_warnings(moving(SHIFTED, SHIFTED))
-    assert warning.text.startswith("End to end: repeats switch level at repeat 16 by +4.9%.")
+    assert warning.text.startswith("End to end: repeats shift by +4.9 % at repeat 16.")
     assert "three alternating runs" in warning.text
     (warning,) = movement_warnings(moving(SHIFTED / 1000, FLAT))
-    assert warning.text.startswith("Prefill: repeats switch level at repeat 16")
+    assert warning.text.startswith("Prefill: repeats shift by")
     drifting = 100 * np.exp(0.04 * np.linspace(0, 1, 30) + noise(30, 0.002))
     (warning,) = movement_warnings(moving(drifting, drifting))
-    assert warning.text.startswith("End to end: repeats drift by +3.9% from first to last.")
+    assert warning.text.startswith("End to end: repeats drift by +3.9 % from first to last.")

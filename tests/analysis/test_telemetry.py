@@ -284,12 +284,12 @@ def test_a_gpu_that_was_busy_before_we_touched_it(busy: Any, warned: bool) -> No
     timings = on_gpu([iteration(SECOND, (), started_ns=10 * SECOND)], device_untouched_until_ns=2 * SECOND)
     samples = [gpu_sample(SECOND, gpu_utilisation_pct=busy), gpu_sample(3 * SECOND, gpu_utilisation_pct=99)]
     found = warnings_of(samples, timings=timings)
-    assert found == ((f"The GPU was {busy} % busy before this run used it: another process uses it.",) if warned else ())
+    assert found == ((f"The GPU was {busy} % busy before this run used it: another process is using it.",) if warned else ())
 
 
 def test_telemetry_of_an_unused_gpu_is_a_warning() -> None:
     assert warnings_of([gpu_sample(0)], timings=clean_timings([iteration()])) == (
-        "Telemetry is of the GPU, but the model ran on the CPU.",
+        "The telemetry is that of the GPU, but the model ran on the CPU.",
     )
 
 

@@ -22,13 +22,13 @@ def test_a_busy_device_saves_all_of_it_and_an_idle_one_nothing() -> None:
     assert wall_clock_saving(busy(95), BOUNDS).bounds == BOUNDS
     nothing = wall_clock_saving(busy(40), BOUNDS)
     assert (nothing.bounds, nothing.certain) == ((0, 0, 0), True)
-    assert "the device is idle for 60%" in nothing.claim
+    assert "the device is idle for 60 %" in nothing.claim
 
 
 def test_in_between_a_share_is_counted_and_the_lower_bound_is_zero() -> None:
     half = wall_clock_saving(busy(70), BOUNDS)
     assert half.bounds == pytest.approx((0, 2.0 * MS, 8.0 * MS))
-    assert "50% of the kernel time is counted" in half.because
+    assert "50 % of the saved kernel time" in half.because
 
 
 def test_a_profiler_lengthens_gaps_so_a_stage_that_may_be_busy_without_it_keeps_its_bound() -> None:

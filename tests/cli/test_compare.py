@@ -319,7 +319,7 @@ def a_run_of(path: Path, factors: Sequence[float], created: str, begun: int) -> 
     [
         ([1.0] * 30, 1, "gate regression"),
         ([1.0] * 28 + [1.08] * 2, 2, "repeats 29 to 30 of base ran at the level of new"),
-        ([1.0] * 20 + [1.08] * 10, 2, "repeats switch level at repeat 21 by +8."),
+        ([1.0] * 20 + [1.08] * 10, 2, "repeats shift by +8."),
         ([1.0 + 0.08 * index / 29 for index in range(30)], 2, "from first to last"),
     ],
     ids=["steady", "a switch at the very end", "a switch inside", "a drift"],

@@ -289,7 +289,7 @@ def test_a_run_whose_machine_changed_its_speed_says_so(tmp_path: Path) -> None:
     times = [(1.06 if index >= 18 else 1.0) * (1 + index % 3 * 0.001) for index in range(30)]
     repeats = [iteration(round(100e6 * time), [round(10e6 * time)] * 3) for time in times]
     write_record(folder.clean_file, clean_timings(repeats, model=read_record(folder.clean_file, CleanTimings).model))
-    said = "End to end: repeats switch level at repeat 19 by +6.0%."
+    said = "End to end: repeats shift by +6.0 % at repeat 19."
     assert f"warning: {said}" in report(str(folder.path))
     for page in (folder.report_file, folder.page_file, folder.summary_file):
         assert said in page.read_text()

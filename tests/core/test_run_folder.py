@@ -168,7 +168,7 @@ def test_what_is_no_run_is_said_so(tmp_path: Path, what: str) -> None:
 
 def test_a_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
     run = saved_run(tmp_path, schema=SCHEMA + 1)
-    with pytest.raises(ParseError, match=rf"schema {SCHEMA + 1}, this reads {SCHEMA}") as caught:
+    with pytest.raises(ParseError, match=rf"schema {SCHEMA + 1}; this version reads {SCHEMA}") as caught:
         RunFolder.open(run.path)
     assert "Upgrade" in caught.value.remedy
 

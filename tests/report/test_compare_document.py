@@ -79,7 +79,7 @@ def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
         "not distinguishable",
     ]
     assert "so there is no interval and no verdict" in source
-    assert "cannot tell: tpot: worse by 100.00%, 3.00% tolerated: too few runs" in comparison_text(found)
+    assert "cannot tell: tpot: worse by 100.00 %, 3.00 % tolerated: too few runs" in comparison_text(found)
     assert "To decide: 3 runs per side" in comparison_text(found)
     html = comparison_html(found)
     assert "interval unknown" in html
@@ -249,7 +249,7 @@ def switching(switched: int, by: float = 1.07, moved: float = 1.0) -> RunAnalysi
 def test_a_machine_that_moved_is_said_wherever_a_verdict_is_missed() -> None:
     """In the terminal, on both pages and as data; with what to do. Two repeats at the other level are too few for a shift."""
     gates = parse_gates(["tpot=3%"], gate_names())
-    for switched, said in ((2, "repeats 29 to 30 of base ran at the level of new"), (10, "the machine changed its speed by 7.")):
+    for switched, said in ((2, "repeats 29 to 30 of base ran at the level of new"), (10, "speed changed by 7.")):
         base, new = switching(switched), replace(switching(30), run="baseline/tiny/new")
         found = compare(Side((base,)), Side((new,)), gates=gates, judgement=ON_ACCELERATOR)
         for shown in (comparison_text(found), comparison_page(found), comparison_html(found)):
@@ -263,7 +263,7 @@ def test_a_machine_that_moved_is_said_wherever_a_verdict_is_missed() -> None:
 
 
 def test_what_a_run_warns_of_is_a_caution_of_the_comparison() -> None:
-    drift = RunWarning(WarningId.SPEED_CHANGED, "End to end: repeats drift by +4.0% from first to last.")
+    drift = RunWarning(WarningId.SPEED_CHANGED, "End to end: repeats drift by +4.0 % from first to last.")
     warned = replace(compared_run(1.0), warnings=(drift,))
     found = compare(Side((warned,)), Side((replace(compared_run(1.0), run="new"),)), judgement=ON_ACCELERATOR)
-    assert "caution: base, baseline/tiny/2026-01-02_03-04-05: End to end: repeats drift by +4.0%" in comparison_text(found)
+    assert "caution: base, baseline/tiny/2026-01-02_03-04-05: End to end: repeats drift by +4.0 %" in comparison_text(found)

@@ -232,7 +232,7 @@ def test_counters_of_another_stage_are_refused_by_their_own_ranges(tmp_path: Pat
     found, regions = analyze_kernels(RunReader(folder), None, NO_TIMES), analyze_regions(RunReader(folder), {})
     assert not isinstance(found, Missing)
     assert found.stages[0].counters == Missing(
-        "251 of 251 launches in ncu_decode were not counted in decode_step: the counters are of other work"
+        "251 of 251 launches in ncu_decode were not counted in decode_step: the counters belong to other work"
     )
     assert not isinstance(regions, Missing)
     assert not any(region.counters for region in regions.groups[0].regions)

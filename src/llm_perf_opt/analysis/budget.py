@@ -11,7 +11,7 @@ from enum import Enum
 
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.units import duration
+from llm_perf_opt.core.units import duration, percentage
 
 
 class BudgetKey(str, Enum):
@@ -158,10 +158,10 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
             amounts[key] = amounts.get(key, 0) + ns
     if facts.unprofiled:
         notes.append(
-            "Causes of idle time are in the proportions of the trace; their sum is the unprofiled time minus the kernel time."
+            "Idle time, the unprofiled time minus the kernel time, is divided among its causes in the proportions of the trace."
         )
     else:
-        notes.append("There is no unprofiled pass: gaps are those under the profiler, which are longer than without it.")
+        notes.append("There is no unprofiled pass, so the gaps are those under the profiler. Without it, they would be shorter.")
     rows = tuple(
         BudgetRow(key, amounts[key], amounts[key] / facts.wall_ns if facts.wall_ns else 0.0)
         for key in BudgetKey
@@ -186,7 +186,7 @@ def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[
         found[BudgetKey.EXTRA_WORK] = extra
         if facts.counted_share < 0.9995:
             notes.append(
-                f"Counters cover {facts.counted_share:.0%} of the kernel time: extra bytes and FLOPs are at least what is shown."
+                f"Counters cover {percentage(facts.counted_share)} of the kernel time, so extra bytes and FLOPs are lower bounds."
             )
     below = facts.compute_ns - facts.roofline_ns - extra
     found[BudgetKey.ABOVE_ROOFLINE] = below
@@ -195,7 +195,7 @@ def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[
             BudgetProblem(
                 "kernels_under_floor",
                 f"kernels took {duration(facts.compute_ns)}, less than the {duration(facts.roofline_ns + extra)} that their work "
-                "needs at the known peaks: the peaks, the cost model or the trace do not belong together",
+                "needs at the known peaks: the peaks, the cost model and the trace do not match",
             )
         )
     return found

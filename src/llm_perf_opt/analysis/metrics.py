@@ -99,7 +99,7 @@ READY = "ready on the device"
 METRICS = [
     MetricDefinition(
         "ttft", "Time to first token (TTFT)", "ns",
-        f"From the request's start to the first token of every sequence being {READY}: prefill and its sampling.",
+        f"From the start of the request until the first token of every sequence is {READY}: prefill and its sampling.",
         lambda iteration: iteration.prefill_ns,
         stage=Stage.PREFILL, headline=True,
     ),
@@ -111,7 +111,7 @@ METRICS = [
     ),
     MetricDefinition(
         "e2e", "End to end", "ns",
-        f"From the request's start to the last token of every sequence being {READY}.",
+        f"From the start of the request until the last token of every sequence is {READY}.",
         lambda iteration: iteration.total_ns,
         headline=True,
     ),
@@ -123,13 +123,13 @@ METRICS = [
     ),
     MetricDefinition(
         "itl_p90", "Inter-token latency, p90 gap", "ns",
-        f"90th percentile of the gaps inside one request, by {PERCENTILE_METHOD}.",
+        f"90th percentile of the gaps inside one request, computed by {PERCENTILE_METHOD}.",
         _gap(0.9),
         needs="steps", stage=Stage.DECODE, least_tokens=1 + least_values(0.9),
     ),
     MetricDefinition(
         "itl_p99", "Inter-token latency, p99 gap", "ns",
-        f"99th percentile of the gaps inside one request, by {PERCENTILE_METHOD}.",
+        f"99th percentile of the gaps inside one request, computed by {PERCENTILE_METHOD}.",
         _gap(0.99),
         needs="steps", stage=Stage.DECODE, least_tokens=1 + least_values(0.99),
     ),

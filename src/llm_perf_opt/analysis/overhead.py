@@ -40,7 +40,10 @@ class PassOverhead:
         each = ", ".join(f"{row.name} {duration(row.cpu_total_ns)} ({row.calls:,})" for row in self.own)
         calls = sum(row.calls for row in self.own)
         whole = duration(sum(row.cpu_total_ns for row in self.own))
-        return f"In the {self.name} pass, the profiler's own work took {whole} in {calls:,} events, not in any operator: {each}."
+        return (
+            f"In the {self.name} pass, the profiler's own work took {whole} in {calls:,} events, which belong to no operator: "
+            f"{each}."
+        )
 
 
 def overheads(

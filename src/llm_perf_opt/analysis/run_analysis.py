@@ -25,6 +25,7 @@ from llm_perf_opt.core.records import (
     TorchPass,
     WeightFacts,
 )
+from llm_perf_opt.core.units import percentage
 from llm_perf_opt.core.warnings import RunWarning
 
 
@@ -85,7 +86,7 @@ def _weight_notes(weights: WeightFacts, dtype: str) -> list[InputNote]:
     if not cast or dtype not in _CASTABLE:
         return []
     whole = sum(weights.stored_bytes.values())
-    share = "The weights are" if sum(cast.values()) == whole else f"{sum(cast.values()) / whole:.0%} of the weights are"
+    share = "The weights are" if sum(cast.values()) == whole else f"{percentage(sum(cast.values()) / whole)} of the weights are"
     return [InputNote(InputKind.CAST_WEIGHTS, f"{share} stored in {' and '.join(cast)} and were cast to {dtype}.")]
 
 

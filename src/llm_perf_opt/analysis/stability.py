@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.core.records import CleanTimings
+from llm_perf_opt.core.units import percentage
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 Floats = npt.NDArray[np.float64]
@@ -77,9 +78,9 @@ class Stability:
     def words(self) -> str:
         """A clause about the repeats."""
         if self.movement is Movement.DRIFT:
-            return f"repeats drift by {self.size:+.1%} from first to last"
+            return f"repeats drift by {percentage(self.size, 1, signed=True)} from first to last"
         if self.movement is Movement.SHIFT:
-            return f"repeats switch level at repeat {self.at} by {self.size:+.1%}"
+            return f"repeats shift by {percentage(self.size, 1, signed=True)} at repeat {self.at}"
         return "repeats keep their level" if self.movement is Movement.STEADY else f"{self.repeats} repeats cannot show a drift"
 
 
@@ -96,7 +97,7 @@ def movement_warnings(found: Mapping[str, Stability]) -> list[RunWarning]:
     """Return a warning if a run did not stay at one level: for the whole request, or else for each stage that did not."""
     whole = found.get("e2e")
     moved = {"e2e": whole} if whole is not None and whole.moved else {key: value for key, value in found.items() if value.moved}
-    advice = "The machine changed its speed during the run. Rerun it. To compare, make three alternating runs per side."
+    advice = "The machine's speed changed during the run. Repeat the run. To compare, make three alternating runs per side."
     return [RunWarning(WarningId.SPEED_CHANGED, f"{_LABELS[key]}: {value.words}. {advice}") for key, value in moved.items()]
 
 

@@ -313,13 +313,13 @@ def _neighbors(
         if sample.at_ns < timings.device_untouched_until_ns and not isinstance(sample.gpu_utilisation_pct, Missing)
     ]
     if before and percentile(before, 0.5) > NEIGHBOR_GPU_PCT:
-        words = f"The GPU was {percentile(before, 0.5):.0f} % busy before this run used it: another process uses it."
+        words = f"The GPU was {percentile(before, 0.5):.0f} % busy before this run used it: another process is using it."
         warnings.append(RunWarning(WarningId.BUSY_GPU_BEFORE, words))
     return warnings
 
 
 def _wrong_device(telemetry: Telemetry, timings: CleanTimings) -> list[RunWarning]:
     if telemetry.gpu and not timings.model.device.startswith("cuda"):
-        words = "Telemetry is of the GPU, but the model ran on the CPU."
+        words = "The telemetry is that of the GPU, but the model ran on the CPU."
         return [RunWarning(WarningId.WRONG_DEVICE_WATCHED, words)]
     return []

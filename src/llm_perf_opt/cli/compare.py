@@ -51,7 +51,7 @@ def compare(
             max=100,
             metavar="PERCENT",
             help="Standard deviation of times between processes, used if there are too few runs to measure it. Default: 1 on an "
-            "accelerator, 20 on a quiet CPU; on a busy CPU nothing is assumed.",
+            "accelerator, 20 on a quiet CPU; on a busy CPU, there is no default.",
         ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole page as Markdown.")] = False,

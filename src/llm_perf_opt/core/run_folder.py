@@ -188,7 +188,7 @@ class RunFolder:
         manifest = read_record(self.manifest_file, Manifest)
         if manifest.schema > SCHEMA:
             raise ParseError(
-                f"{self.manifest_file} was written by a newer version (schema {manifest.schema}, this reads {SCHEMA}).",
+                f"{self.manifest_file} was written by a newer version (schema {manifest.schema}; this version reads {SCHEMA}).",
                 "Upgrade llm-perf-opt.",
             )
         return manifest
@@ -270,7 +270,7 @@ def read_record(path: Path, kind: type[R]) -> R:
             check_plain(msgspec.json.decode(content))
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
-        raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json says why.") from error
+        raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json has the reason.") from error
     except (ValueError, OSError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
         raise ParseError(
             f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."

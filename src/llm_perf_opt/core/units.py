@@ -76,6 +76,11 @@ def _plain(value: float, digits: int) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def percentage(share: float, decimals: int = 0, *, signed: bool = False) -> str:
+    """Return a share in percent: 50 %, or with a sign +4.0 %."""
+    return f"{share * 100:{'+' if signed else ''}.{decimals}f} %"
+
+
 def byte_count(number: int) -> str:
     """Return a size in bytes with one decimal in the unit that fits."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

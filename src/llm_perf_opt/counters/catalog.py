@@ -303,8 +303,8 @@ def roles(chip: str) -> CounterRoles:
 
 def _note(chip: str) -> str:
     if chip == _MEASURED_ON:
-        return "One count of a tensor counter is one FLOP: a 4096³ bf16 GEMM was measured to read 2·4096³ exactly."
+        return "One count of a tensor counter is one FLOP: for a 4096³ bf16 GEMM, the counter read exactly 2·4096³."
     return (
-        f"One count of a tensor counter is assumed to be one FLOP, as the tool describes it; measured on {_MEASURED_ON} only. "
-        "A GEMM of known size must confirm it on this chip."
+        f"One count of a tensor counter is assumed to be one FLOP, as the tool describes it. This was measured on "
+        f"{_MEASURED_ON} only; a GEMM of known size must confirm it on this chip."
     )

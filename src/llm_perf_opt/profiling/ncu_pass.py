@@ -20,6 +20,7 @@ from llm_perf_opt.core.machine_records import CounterReport
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.stages import Stage, ncu_range
+from llm_perf_opt.core.units import percentage
 from llm_perf_opt.counters.catalog import roles
 from llm_perf_opt.counters.manifest import ResolvedMetrics
 from llm_perf_opt.profiling.passes import (
@@ -214,7 +215,7 @@ def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) ->
     capture.started(name)
     chosen = choice.selection
     if isinstance(chosen, Missing):
-        remedy = "See the passes that record a timeline."
+        remedy = "See the logs of the passes that record a timeline."
         why = CaptureError(f"No launch of {_what(capture, name)} was selected: {chosen.why.rstrip('.')}.", remedy)
         capture.skip(name, why)
         raise why
@@ -222,7 +223,7 @@ def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) ->
     text = (
         f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, "
         f"about {chosen.seconds:.0f} s of {choice.budget_s:.0f}; "
-        f"{chosen.coverage:.0%} of the kernel time of {_what(capture, name)}"
+        f"{percentage(chosen.coverage)} of the kernel time of {_what(capture, name)}"
     )
     capture.listener.pass_message(name, {"event": "phase", "text": text})
     steps = chosen.steps_needed if _STAGES.get(name) is Stage.DECODE_STEP else 0

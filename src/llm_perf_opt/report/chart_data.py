@@ -176,7 +176,7 @@ def _stage_point(stage: StageEfficiency) -> Point:
         stage.cost.flops_per_byte,
         stage.flops_per_s,
         round(stage.time_ns.median),
-        "the whole stage, unprofiled: model FLOPs over least bytes",
+        "the whole stage, unprofiled: model FLOPs over minimum bytes",
     )
 
 
@@ -185,7 +185,7 @@ def _part_point(stage: str, part: ComponentEfficiency) -> Point | None:
     if least is None or time is None or not least.flops or not least.bytes:
         return None
     rate = least.flops / max(time, 1) * 1e9
-    detail = "model FLOPs over least bytes"
+    detail = "model FLOPs over minimum bytes"
     return Point("component", stage, part.name, least.flops / least.bytes, rate, time, detail)
 
 

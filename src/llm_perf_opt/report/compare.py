@@ -78,12 +78,12 @@ def _verdict_words(effect: Effect) -> str:
     if effect.verdict != "not distinguishable":
         return f"new is {effect.verdict} ({about})"
     if effect.rival is not None:
-        return f"not distinguishable ({about}; the machine changed its speed: {effect.rival.words}; {_ALTERNATE})"
+        return f"not distinguishable ({about}; the machine's speed changed: {effect.rival.words}; {_ALTERNATE})"
     if effect.uncertainty.moved and effect.interval.has_zero:
         by = math.expm1(effect.uncertainty.moved)
-        return f"not distinguishable ({about}; the machine changed its speed by {percent(by)} during a run; {_ALTERNATE})"
+        return f"not distinguishable ({about}; the machine's speed changed by {percent(by)} during a run; {_ALTERNATE})"
     if effect.uncertainty.restless:
-        scatter = f"repeats scatter by {percent(effect.uncertainty.scatter)}, too much for so few runs per side"
+        scatter = f"repeats vary by {percent(effect.uncertainty.scatter)}, too much for so few runs per side"
         return f"not distinguishable ({about}; {scatter})"
     if not effect.interval.has_zero:
         return f"not distinguishable ({about}; smaller than the smallest change that gets a verdict)"
@@ -115,8 +115,9 @@ def stage_words(rows: Sequence[Row]) -> str:
     if not paired:
         return "decode: all steps of a request. decode_step: the median of its single steps."
     return (
-        "decode: all steps of a request. decode_step: one step, the median over all steps of each step's median over the "
-        f"repeats. Its change is paired: each of {paired} steps is compared with the same step of the other side."
+        "decode: all steps of a request. decode_step: a single step. Each step's median over the repeats is taken first, then "
+        f"the median over all steps. Its change is paired: each of {paired} steps is compared with the same step of the other "
+        "side."
     )
 
 
@@ -126,16 +127,16 @@ def looked_into_words(found: Comparison) -> list[str]:
         return []
     base, new = found.looked_into
     return [
-        "Operators, kernels, budget and counters come from one run per side: among the runs that have the most of them, the one "
-        f"whose end-to-end time is nearest the median of the side. Base: {base}. New: {new}."
+        "Operators, kernels, budget and counters come from one run per side: the run that has the most of them. If several do, "
+        f"it is the one whose end-to-end time is nearest the median of the side. Base: {base}. New: {new}."
     ]
 
 
 USAGE_WORDS = (
-    "Memory and energy are read once per run. What the allocator and the driver report repeats to the byte, so its change is "
+    "Memory and energy are read once per run. The allocator and the driver report the same bytes in every run, so the change is "
     "exact unless runs of one side differ. Energy is the time of the requests times the power of the card. Its interval is that "
-    f"of the time; a deviation of {percent(POWER_SPREAD, 0)} between the powers is added if the runs do not measure it or the "
-    "sides ran on different cards."
+    f"of the time. A difference in power of {percent(POWER_SPREAD, 0)} is added if the runs do not measure it or the sides ran "
+    "on different cards."
 )
 
 
@@ -175,7 +176,7 @@ def method_words(found: Comparison) -> str:
     return (
         f"A change compares the medians of unprofiled repeats, with a {LEVEL_WORDS} bootstrap interval that is widened if "
         f"neighboring repeats are correlated. {_between_words(found)} If the sides ran one after the other, and a drift or a "
-        "switch of the machine's speed during the runs explains the difference better than a change of the program, the interval "
+        "jump in the machine's speed during the runs explains the difference better than a change of the program, the interval "
         "is widened to include zero. A change is called faster or slower if its interval excludes zero and it is at least "
         f"{percent(found.judgement.smallest)}; {percent(1 - LEVEL, 0)} of comparisons without a real change still get one of "
         f"these verdicts. A gate passes if, with {percent(BOUND_LEVEL, 0)} confidence, the metric is no worse than its "
@@ -192,10 +193,10 @@ def _between_words(found: Comparison) -> str:
         return "The spread between processes is unknown, so there is no interval and no verdict."
     else:
         words = (
-            f"The spread between processes is assumed to be {percent(judgement.process_spread)}, or more if the machine changed "
-            "its speed by more during a run, or if runs of one side differ by more (with Student's t for so few)."
+            f"The spread between processes is assumed to be {percent(judgement.process_spread)}, or more if the machine's "
+            "speed changed by more during a run, or if runs of one side differ by more (with Student's t for so few)."
         )
     if are_several(runs):
         return words
     scatter = percent(judgement.restless, 0)
-    return f"{words} If repeats scatter by more than {scatter}, a change must exceed the range of the repeats."
+    return f"{words} If repeats vary by more than {scatter}, a change must exceed the range of the repeats."

@@ -9,8 +9,13 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Block, Cell, Column, Document, Paragraph, Section, Table, cell, count_cell, numbers
 from llm_perf_opt.report.text import bytes_per_s, count, duration, flops, flops_per_s, moved_bytes, percent, significant, then
 
-_ABOUT_COST = "FLOPs: matrix products, a multiply-add counts 2, attention is causal. Bytes: the minimum that must be moved."
-_ABOUT_TIME = "Roofline time: sum over components of the longer of FLOPs / peak and bytes / bandwidth. No real run is faster."
+_ABOUT_COST = (
+    "FLOPs are those of matrix products with causal attention; a multiply-add counts as 2. Bytes are the minimum that must be "
+    "moved."
+)
+_ABOUT_TIME = (
+    "The roofline time is the sum over components of the larger of FLOPs / peak and bytes / bandwidth. No real run is faster."
+)
 
 
 def cost_document(cost: ModelCost) -> Document:
@@ -91,10 +96,10 @@ def _stage(name: str, title: str, stage: StageCost) -> Table:
 
 
 def _turning(point: TurningPoint) -> str:
-    def at(value: Maybe[int]) -> str:
-        return value.why if isinstance(value, Missing) else f"batch {value:,}"
+    def batch(value: Maybe[int]) -> str:
+        return f"n/a, {value.why}" if isinstance(value, Missing) else f"{value:,}"
 
     return (
-        f"decode at context {point.context:,}, {point.formats.weights}: the step becomes compute-bound at: {at(point.step)}; "
-        f"its weight matrices alone at: {at(point.weights)}"
+        f"decode at context {point.context:,}, {point.formats.weights}: batch at which the step becomes compute-bound: "
+        f"{batch(point.step)}; batch at which its weight matrices alone do: {batch(point.weights)}"
     )

@@ -8,7 +8,7 @@ import inspect
 import sys
 
 from llm_perf_opt.analysis.findings.registry import RULES
-from llm_perf_opt.analysis.limits.binding import EFFICIENCY_METRICS, EVIDENCE, VERDICTS
+from llm_perf_opt.analysis.limits.binding import EFFICIENCY_METRICS, EVIDENCE, VERDICTS, shown_verdict
 from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN
 from llm_perf_opt.analysis.limits.hardware import HARDWARE, RATES
 from llm_perf_opt.analysis.metrics import METRICS
@@ -29,22 +29,22 @@ def metrics_page() -> str:
             "",
             "## Latency and throughput",
             "",
-            "From the unprofiled pass: one value per repeat, then its distribution over the repeats. A throughput and its "
-            "interval are computed from the median of its time and the ends of that time's interval.",
+            "These metrics come from the unprofiled pass: one value per repeat, then the distribution over the repeats. A "
+            "throughput and its interval are computed from the median of its time and the ends of that time's interval.",
             "",
             table(["key", "metric", "unit", "definition"], latency),
-            f"The interval is the {percent(CONFIDENCE, 0)} interval of the median, from order statistics. A percentile is shown "
-            f"if at least {LEAST_BEYOND} values are expected beyond it, by {PERCENTILE_METHOD}.",
+            f"The interval is the {percent(CONFIDENCE, 0)} interval of the median, from order statistics. Percentiles are "
+            f"computed by {PERCENTILE_METHOD}, and shown only if at least {LEAST_BEYOND} values are expected beyond them.",
             "",
             "## Distance from the roofline",
             "",
             table(["metric", "unit", "formula", "definition"], limits),
             "The verdict on a stage is one of these:",
             "",
-            *[f"- {word}: {meaning}" for word, meaning in VERDICTS],
+            *[f"- {shown_verdict(word)}: {meaning}" for word, meaning in VERDICTS],
             "",
             f"{EVIDENCE} A utilization above 100 % of a datasheet peak, or above {percent(MEASURED_MARGIN, 0)} of a measured "
-            "one, is an error that says what to check.",
+            "one, is reported as an error that lists what to check.",
             "",
             "## Hardware",
             "",

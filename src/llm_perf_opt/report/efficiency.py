@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from llm_perf_opt.analysis.kernels.evidence import Hfu, StageHfu
-from llm_perf_opt.analysis.limits.binding import VERDICTS
+from llm_perf_opt.analysis.limits.binding import VERDICTS, shown_verdict
 from llm_perf_opt.analysis.limits.efficiency import ComponentEfficiency, Efficiency, RooflineComparison, StageEfficiency
 from llm_perf_opt.analysis.limits.roofline import ComponentRoofline
 from llm_perf_opt.core.records import Maybe, Missing
@@ -29,15 +29,15 @@ from llm_perf_opt.report.text import (
 _OUTSIDE = Missing("outside the cost model")
 _COMPONENTS = (
     "Times are measured under the profiler, in prefill and in the profiled decode steps: kernel time, which the profiler does "
-    "not change, or host time on a CPU. The roofline time is that of as many steps at the best known peaks. Reading the KV cache "
-    "belongs to attention_core, writing it to the projections."
+    "not change, or host time on a CPU. The roofline time is that of the same steps at the best known peaks. Reading the KV "
+    "cache belongs to attention_core, writing it to the projections."
 )
 
 
 def used_verdicts(found: Efficiency) -> list[tuple[str, str]]:
     """Return the verdicts that occur, with their meanings."""
     used = {stage.verdict for stage in found.stages}
-    return [(word, meaning) for word, meaning in VERDICTS if used.intersection(word.split(", "))]
+    return [(shown_verdict(word), meaning) for word, meaning in VERDICTS if used.intersection(word.split(", "))]
 
 
 def verdict_items(found: Efficiency) -> Items:

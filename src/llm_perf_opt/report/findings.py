@@ -90,7 +90,7 @@ def _gist(finding: Finding, trial: "Trial | None") -> Item:
     attempt = f"Try {' '.join(finding.overrides)}" if finding.overrides else "What to change is described below"
     outcome = f" Tried: {trial_words(replace(trial, overrides=()))}" if trial is not None else ""
     effect = _effect(finding)
-    return Item(f"{effect[0].upper()}{effect[1:]}, {finding.confidence} confidence.", f"{finding.headline} {attempt}.{outcome}")
+    return Item(f"{effect[0].upper()}{effect[1:]}; {finding.confidence} confidence.", f"{finding.headline} {attempt}.{outcome}")
 
 
 def _effect(finding: Finding) -> str:

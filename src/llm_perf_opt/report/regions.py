@@ -57,7 +57,10 @@ def _preface(report: RegionReport) -> list[Item]:
     ]
     items.append(Item("", f"Kernels: {report.kernel_filter}. Regions: {report.region_filter}."))
     if report.folded:
-        deep = "more regions are nested too deeply or are too many; their work counts as that of the enclosing region."
+        deep = (
+            "more regions are not listed, because they are nested too deeply or there are too many; their work counts as that of "
+            "the enclosing region."
+        )
         items.append(Item("", f"{report.folded:,} {deep}"))
     return [*items, *[Item("", note) for note in report.notes]]
 

@@ -111,7 +111,8 @@ def _summary(analysis: RunAnalysis) -> Section:
     blocks: list[Block] = [Cards([card for card in cards if card is not None])]
     blocks += when_known("What bounds each stage:", analysis.efficiency, lambda found: [verdict_items(found)])
     if warnings:
-        blocks.append(Paragraph(f"{warnings} warning{'s' if warnings > 1 else ''} below the charts.", "pointer"))
+        listed = f"{warnings} warnings are" if warnings > 1 else "1 warning is"
+        blocks.append(Paragraph(f"{listed} listed below the charts.", "pointer"))
     blocks += when_known("What to change first:", findings_of(analysis), lambda found: _gists(analysis, found))
     blocks += when_known("Where the time goes:", budget_of(analysis), waterfall_charts)
     blocks += [Paragraph(text, "foot") for text in known(then(analysis.efficiency, _meanings), [])]

@@ -102,10 +102,13 @@ def _runtime_rows(timings: CleanTimings) -> list[tuple[str, str]]:
 
 
 _ABOUT_PASSES = (
-    "Reported times come from the unprofiled pass. The overhead of another pass shows how much slower its stages were: kernels "
-    "keep their duration under torch.profiler and Nsight Systems, the gaps between them do not; Nsight Compute replays kernels."
+    "Reported times come from the unprofiled pass. The overhead of another pass shows how much slower its stages were. Under "
+    "torch.profiler and Nsight Systems, kernels keep their duration, but the gaps between them grow. Nsight Compute replays "
+    "kernels."
 )
-_ABOUT_STAGES = "A parent includes its children; runs are per iteration; the time of a step is the median step of the iteration."
+_ABOUT_STAGES = (
+    "A parent includes its children. Runs are counted per iteration. The time of a step is the iteration's median step."
+)
 
 
 # --- latency and stages ---------------------------------------------------------------------------------------------------
@@ -154,7 +157,8 @@ def stages_table(analysis: RunAnalysis) -> Table:
             cell(stage.inflation, times),
         )
     steps = then(
-        analysis.torch, lambda torch: f" The torch pass ran {torch.decode_steps} decode steps, and is compared with as many."
+        analysis.torch,
+        lambda torch: f" The torch pass ran {torch.decode_steps} decode steps and is compared with as many unprofiled steps.",
     )
     table.foot = _ABOUT_STAGES + known(steps, "")
     return table

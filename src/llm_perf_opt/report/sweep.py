@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
+from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS, shown_verdict
 from llm_perf_opt.analysis.sweep import (
     PointFacts,
     SweepRow,
@@ -141,7 +141,7 @@ def _best(what: str, rows: Sequence[SweepRow], show: Callable[[SweepRow], str]) 
         return f"{what} is {show(rows[0])}, at {rows[0].label}."
     named = [f"{row.label} ({show(row)})" for row in rows[:_MOST_NAMED]]
     more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
-    return f"{what} is one of {len(rows)} points that are not distinguishable: {', '.join(named)}{more}."
+    return f"{what} belongs to one of {len(rows)} points that are not distinguishable: {', '.join(named)}{more}."
 
 
 def _rate_words(row: SweepRow) -> str:
@@ -209,13 +209,15 @@ _DEFINITIONS = [
     Item("TTFT:", "time to first token; like all times here, the median of unprofiled repeats."),
     Item(
         "95 % interval:",
-        "of the median, distribution-free; in brackets and as error bars. For too few repeats, their range is shown instead. "
-        "Points with overlapping intervals or ranges are not distinguishable.",
+        "of the median, distribution-free, shown in brackets and as error bars. For too few repeats, their range is shown "
+        "instead. Points with overlapping intervals or ranges are not distinguishable.",
     ),
-    Item("Warnings:", "how many the report of the point has; they say why its figures may be wrong."),
+    Item("Warnings:", "the number of warnings in the report of the point; they explain why its figures may be wrong."),
     Item("TPOT:", "time per output token, (end-to-end − TTFT) / (new tokens − 1), per sequence."),
     Item("Decode tokens/s:", "batch size / TPOT. Output tokens/s: batch × new tokens / end to end, prefill included."),
-    Item("Roofline time:", "the least time of a decode step at the best known peaks; × roofline: the measured time over it."),
+    Item(
+        "Roofline time:", "the least time of a decode step at the best known peaks; × roofline: the measured time divided by it."
+    ),
     Item(
         "Front:",
         "the points that no other point of the same workload (model, prompt and new tokens) beats. A point beats another if it "
@@ -224,11 +226,11 @@ _DEFINITIONS = [
     ),
     Item(
         "Not ranked:",
-        "a point with an implausible figure, whose unprofiled pass is not complete, or that ran on other hardware than most. Its "
-        "row is shown, but it is on no chart, not on the front, and never the best.",
+        "a point with an implausible figure, whose unprofiled pass is not complete, or that ran on different hardware from most. "
+        "Its row is shown, but it is on no chart, not on the front, and never the best.",
     ),
     Item("Decode is, prefill is:", f"what a change must address first, as in the report of the run. {EVIDENCE}"),
-    *[Item(f"{word.capitalize()}:", meaning) for word, meaning in VERDICTS],
+    *[Item(f"{shown_verdict(word).capitalize()}:", meaning) for word, meaning in VERDICTS],
 ]
 
 
@@ -273,7 +275,7 @@ def _names(row: SweepRow, keys: Sequence[str]) -> list[Cell]:
 
 def _points(rows: Sequence[SweepRow]) -> Table:
     columns = [*_heads(rows), Column("status"), Column("front"), *numbers("TPOT", "TTFT", *_FIGURES[:3])]
-    caption = "Every point; its number links to its report. In brackets: 95 % interval, or the range of too few repeats"
+    caption = "Every point; its number links to its report. In brackets: the 95 % interval or, with too few repeats, their range"
     made = Table("points-table", caption, columns, tools=True)
     front = {row.number for row in pareto_front(rows)}
     for row in rows:
@@ -286,8 +288,9 @@ def _bounds(rows: Sequence[SweepRow]) -> Table:
     caption = "What a change to each point must address first, and how far it is from its roofline time"
     made = Table("bounds-table", caption, columns)
     for row in rows:
+        bounds = [then(bound, shown_verdict) for bound in (row.decode_bound, row.prefill_bound)]
         made.add(
-            *_names(row, swept_keys(rows)), row.decode_bound, row.prefill_bound, *_figures(row)[5:],
+            *_names(row, swept_keys(rows)), *bounds, *_figures(row)[5:],
             cell(row.repeats), count_cell(row.warnings),
         )  # fmt: skip
     return made

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.limits.binding import UNKNOWN
+from llm_perf_opt.analysis.limits.binding import UNKNOWN, shown_verdict
 from llm_perf_opt.analysis.sweep import SweepRow, by_workload, front_line, swept_keys
 from llm_perf_opt.core.records import Distribution, Maybe, Missing
 from llm_perf_opt.report.charts import GRAY, Figure, color_of, label, time_unit
@@ -131,7 +131,7 @@ def _place(row: SweepRow) -> tuple[float, float] | None:
 
 
 def _bound_words(row: SweepRow) -> str:
-    return known(row.decode_bound, f"bound: {UNKNOWN}")
+    return known(then(row.decode_bound, shown_verdict), f"bound: {UNKNOWN}")
 
 
 def _hover(row: SweepRow) -> str:

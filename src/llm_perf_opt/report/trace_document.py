@@ -44,12 +44,12 @@ TOGETHER = (
     "worked."
 )
 LABELS = (
-    "Labels in the program (record_function, NVTX) that are not stages. Times are measured under the profiler; kernels are those "
-    "launched while the label was open on the launching thread, including inner labels."
+    "These labels in the program (record_function, NVTX) are not stages. Times are measured under the profiler; kernels are "
+    "those launched while the label was open on the launching thread, including inner labels."
 )
 SAMPLED = (
-    "Means of the samples that nsys took while the work of the stage ran on the device, including idle time between kernels. "
-    "Units are in the names, percent by default; the number of samples is in brackets."
+    "Values are means of the samples that nsys took while the work of the stage ran on the device, including idle time between "
+    "kernels. Units are in the names, percent by default; the number of samples is in brackets."
 )
 _NO_LENGTH = Missing("it has no duration")
 _OTHER_THREAD = Missing("the range may end on another thread than it started on")

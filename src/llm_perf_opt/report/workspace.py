@@ -47,7 +47,7 @@ llm-perf dataset prepare {metadata.name} --variant subset-1k --num-samples 1000 
 llm-perf run dataset={metadata.name} dataset.variant=subset-1k
 ```
 
-Each variant is in its own folder next to this file; its metadata.yaml says what it was made from and how.
+Each variant is in its own folder next to this file; its metadata.yaml records what it was made from and how.
 `llm-perf dataset list` shows all variants.
 """
 

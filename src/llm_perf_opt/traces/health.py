@@ -160,7 +160,7 @@ def _no_kernels(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
         return
     launches = int(np.count_nonzero((kernel_launches(trace) & ~while_capturing(trace)) | graph_launches(trace)))
     if launches:
-        yield TraceProblem("no_kernels", f"{launches:,} launches, but not one kernel", fatal=True, remedy=CUT_SHORT)
+        yield TraceProblem("no_kernels", f"the trace has {launches:,} launches, but no kernel", fatal=True, remedy=CUT_SHORT)
     elif expected.gpu:
         yield TraceProblem(
             "no_kernels",
@@ -199,14 +199,16 @@ def _calls_stop_early(trace: Trace) -> Iterator[TraceProblem]:
     first, last = int(trace.ranges.start_ns[working].min()), int(trace.ranges.end_ns[working].max())
     stopped = int(trace.calls.end_ns.max())
     if stopped - first < (last - first) / 2:
-        fact = f"the last call was recorded {duration(stopped - first)} into {duration(last - first)} of stages"
+        fact = f"the last call was recorded {duration(stopped - first)} into stages that last {duration(last - first)}"
         yield TraceProblem("calls_stop_early", fact, fatal=False, remedy=CUT_SHORT)
 
 
 def _work_without_calls(trace: Trace, projection: Projection) -> Iterator[TraceProblem]:
     orphans = int(np.count_nonzero(projection.call_of_work == NONE))
     if orphans:
-        fact = f"{orphans:,} of {len(trace.work):,} device events have no launch call in the trace, so no range or stage"
+        fact = (
+            f"{orphans:,} of {len(trace.work):,} device events have no launch call in the trace and belong to no range or stage"
+        )
         yield TraceProblem(
             "work_without_calls", fact, fatal=False, remedy="Trace the CUDA API too, and start recording before the launches."
         )
@@ -237,7 +239,8 @@ def _one_of_ranks(trace: Trace) -> Iterator[TraceProblem]:
     ranks, rank = (trace.facts.get(f"distributed_{key}", "") for key in ("world_size", "rank"))
     if ranks.isdecimal() and int(ranks) > 1 and len(ranks) < 7:
         what = (
-            f"the trace is from {'rank ' + rank if rank.isdecimal() else 'one rank'} of {int(ranks):,}; numbers are of that rank"
+            f"the trace is from {'rank ' + rank if rank.isdecimal() else 'one rank'} of {int(ranks):,}; its numbers are those of "
+            "that rank"
         )
         remedy = "Collectives include waiting for the other ranks: read their traces too, or record all ranks with nsys."
         yield TraceProblem("one_rank", what, fatal=False, remedy=remedy)

@@ -318,9 +318,11 @@ def _missing_counters(kernels: Sequence[CountedKernel]) -> Iterator[CounterProbl
     remedy = "Check the names: llm-perf metrics check NAME --chip CHIP."
     if always:
         fatal = len(always) == len(seen)
-        yield CounterProblem("counters_missing", f"No value in any kernel: {_listed(always)}.", fatal, remedy)
+        yield CounterProblem("counters_missing", f"These counters have no value in any kernel: {_listed(always)}.", fatal, remedy)
     if sometimes:
-        yield CounterProblem("counters_partly_missing", f"No value in some kernels: {_listed(sometimes)}.", False, remedy)
+        yield CounterProblem(
+            "counters_partly_missing", f"These counters have no value in some kernels: {_listed(sometimes)}.", False, remedy
+        )
 
 
 def _listed(names: Sequence[str], most: int = 20) -> str:

@@ -21,7 +21,7 @@ _FEW_KERNELS = 0.5
 """Share of the kernels of the median step: with fewer, and no calls afterwards, the recording ended inside the step."""
 _LEAST_SIBLINGS = 2
 """Steps with work, besides the last, that are needed to know how many kernels a step has."""
-_IDLE = "Only host work, or a label without launches: its numbers are left out."
+_IDLE = "These ranges contain only host work, or are labels without launches. Their numbers are left out."
 _AHEAD = "Its numbers are left out; each other step contains the launches of the next one."
 _WAITS_UNTIL = 0.9
 """Share of the last step: a program that waits has calls up to here; a recording that lost the work of the step has none."""
@@ -57,7 +57,9 @@ def _silent(
         fact = f"{_counts(silent[waits], stage)}, the last, only waits: its work was launched one step ahead"
         yield TraceProblem("launched_ahead", fact, fatal=False, remedy=_AHEAD)
     if (launched | elsewhere).any():
-        fact = f"{_counts(silent[launched | elsewhere], stage)} contain no kernel: another thread or process launched them"
+        fact = (
+            f"{_counts(silent[launched | elsewhere], stage)} contain no kernel: another thread or process launched their kernels"
+        )
         yield TraceProblem("launched_elsewhere", fact, fatal=False, remedy=_ELSEWHERE)
 
 
@@ -140,7 +142,9 @@ def _ended_inside_a_step(trace: Trace, projection: Projection, stage: Int64, has
         kernels = _kernels_by_range(trace, projection) if kernels is None else kernels
         usual = float(np.median(kernels[others]))
         if kernels[last] < _FEW_KERNELS * usual:
-            fact = f"the last decode_step with work has {kernels[last]:,} kernels, the others {usual:,.0f}, and no call follows"
+            fact = (
+                f"the last decode_step with work has {kernels[last]:,} kernels, the others {usual:,.0f}, and no call follows it"
+            )
             yield TraceProblem("ended_inside_a_step", fact, fatal=True, remedy=CUT_SHORT)
 
 

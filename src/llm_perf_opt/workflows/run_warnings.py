@@ -35,7 +35,7 @@ def missing_gpu_metrics(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list
         return []
     requested = any(word.startswith("--gpu-metrics-device") for word in entry.argv)
     why = "the driver may not allow this user to sample, or another program is sampling; see the log of the nsys pass"
-    words = f"nsys was to sample GPU metrics and took no sample while the GPU was working: {why}."
+    words = f"nsys was requested to sample GPU metrics, but took no sample while the GPU was working: {why}."
     return [RunWarning(WarningId.NO_GPU_METRICS, words)] if requested else []
 
 
@@ -79,10 +79,10 @@ def _inflation_warnings(stage: StageTiming) -> Iterator[RunWarning]:
         return
     if stage.name in ("prefill", "decode") and stage.inflation > LARGE_INFLATION:
         slower = f"{significant(stage.inflation, 3)} times slower"
-        words = f"torch.profiler made {stage.name} {slower}: its times show where time goes, not how much there is."
+        words = f"torch.profiler made {stage.name} {slower}: its times show where the time goes, not how long it takes."
         yield RunWarning(WarningId.PROFILER_SLOWED, words)
     if stage.name == "decode" and stage.inflation < SMALL_INFLATION:
-        words = f"decode was faster under torch.profiler than without it ({times(stage.inflation)}): "
+        words = f"Decode was faster under torch.profiler than without it ({times(stage.inflation)}): "
         yield RunWarning(WarningId.FASTER_UNDER_PROFILER, f"{words}conditions differed between the two passes.")
 
 
@@ -97,7 +97,7 @@ def assumptions_of(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
         f"Prompts: {work.source}.",
         f"Logits are computed for the {model.logits} in prefill.",
         "The 95 % interval of a median comes from order statistics and assumes nothing about the distribution; repeating stops "
-        "when it is narrow enough, which makes it slightly optimistic.",
+        "when the interval is narrow enough, which makes it slightly optimistic.",
     ]
     if not timings.tokens_repeat:
         found.append(

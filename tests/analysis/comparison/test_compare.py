@@ -166,7 +166,7 @@ def test_cautions_name_other_tokens_and_disturbed_runs() -> None:
     cautions = " ".join(one_to_one(run(), other).cautions)
     assert "different tokens" in cautions
     assert "The machine was busy." in cautions
-    assert "2 runs per side measure it roughly; 3 detect smaller changes" in cautions
+    assert "2 runs per side would measure it roughly; 3 would detect smaller changes" in cautions
 
 
 def test_several_runs_per_side_must_be_repeats() -> None:
@@ -264,9 +264,9 @@ def test_machines_of_one_kind_are_a_caution() -> None:
             ("cuda:0", "cuda:0"),
             (Missing("not sampled"), 1.5),
             "slower",
-            "is assumed, not measured. 2 runs per side measure it roughly; 3",
+            "is assumed, not measured. 2 runs per side would measure it roughly; 3",
         ),
-        (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. 3 runs per side measure it."),
+        (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. 3 runs per side would measure it."),
         (("cpu", "cpu"), (0.02, 0.4), "not distinguishable", "Too few runs for a verdict: other processes used this CPU"),
         (("cpu", "cpu"), (0.02, Missing("not sampled")), "not distinguishable", "its load was not sampled"),
         (
@@ -351,7 +351,7 @@ def test_operators_inside_graphs_are_noted_as_unseen() -> None:
     assert one_to_one(run(), run(setting=("runtime", "compile", "reduce-overhead"))).unseen == "", "a CPU has no graphs"
     many = torch_pass(operators=(operator("aten::mm", calls=900),))
     few = torch_pass(operators=(operator("aten::mm", calls=100),))
-    assert one_to_one(run(torch=many), run(torch=few)).unseen.startswith("new has far fewer calls of operators (900 and 100)")
+    assert one_to_one(run(torch=many), run(torch=few)).unseen.startswith("new has far fewer operator calls (900 and 100)")
 
 
 def test_other_figures_are_compared_if_both_sides_have_them() -> None:

@@ -117,7 +117,7 @@ def test_no_number_of_runs_is_promised_where_the_cards_differ(runs: int, scatter
     assert gate.outcome == "cannot tell"
     assert isinstance(gate.needed, Missing)
     assert gate.needed.why.startswith("More runs do not show how much the cards differ")
-    assert "the sides ran on different cards, and the power of cards of one kind is assumed to deviate by 10%" in gate.why
+    assert "the sides ran on different cards, and cards of one model are assumed to differ in power by 10 %" in gate.why
     assert "restless" not in gate.why + gate.needed.why
     (unknown,) = held([replace(base[0], env={"cpu": {}})], [replace(new[0], env={"cpu": {}})], "energy=5%").gates
     assert "the sides may have run on different cards" in unknown.why
@@ -125,12 +125,12 @@ def test_no_number_of_runs_is_promised_where_the_cards_differ(runs: int, scatter
 
 def test_on_one_card_the_assumed_spread_is_named_and_runs_would_help() -> None:
     (gate,) = held([on_card(50)], [on_card(50 * 1.2357)], "energy=5%").gates
-    assert gate.why.endswith("(runs are assumed to differ by 10.0%, because there are too few to measure it)")
+    assert gate.why.endswith("(runs are assumed to differ by 10.0 %, because there are too few to measure it)")
     assert not isinstance(gate.needed, Missing)
     assert "runs per side" in gate.needed
     (near,) = held([on_card(50)], [on_card(50 * 1.02)], "energy=3%").gates
     assert isinstance(near.needed, Missing)
-    assert near.needed.why.endswith("for runs that differ by 10.05% (assumed; 3 runs per side would measure it)")
+    assert near.needed.why.endswith("for runs that differ by 10.05 % (assumed; 3 runs per side would measure it)")
 
 
 @pytest.mark.slow

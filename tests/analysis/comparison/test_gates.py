@@ -133,7 +133,7 @@ def test_a_missing_metric_is_undecided() -> None:
 
 
 def test_too_few_repeats_say_how_many_are_needed() -> None:
-    repeats = "at least 6 repeats in each run (runtime.min_repeats=6, runtime.max_repeats no lower)"
+    repeats = "at least 6 repeats in each run (runtime.min_repeats=6, runtime.max_repeats at least as high)"
     result = check_gate(GATE, measured(0.3, n=4), False)
     assert (result.outcome, result.needed) == ("cannot tell", repeats)
     assert "has 4 repeats; an interval needs 6" in result.why
@@ -157,8 +157,8 @@ def test_figures_that_repeat_to_the_byte_decide_themselves() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (1, "worse by 1 byte, 0.00% tolerated"),
-        (2**21, "worse by 0.05% (2,097,152 bytes), 0.00% tolerated"),
+        (1, "worse by 1 byte, 0.00 % tolerated"),
+        (2**21, "worse by 0.05 % (2,097,152 bytes), 0.00 % tolerated"),
     ],
 )
 def test_a_byte_too_many_is_not_rounded_away(more: int, said: str) -> None:
@@ -169,12 +169,12 @@ def test_a_byte_too_many_is_not_rounded_away(more: int, said: str) -> None:
     less = check_gate(exact, exactly(bytes_held + more, bytes_held), False, unit="bytes")
     assert (less.outcome, less.why) == ("pass", said.replace("worse", "better"))
     same = check_gate(exact, exactly(bytes_held, bytes_held), False, unit="bytes")
-    assert same.why == "the same, 0.00% tolerated"
+    assert same.why == "the same, 0.00 % tolerated"
 
 
 def test_a_tolerance_too_small_for_two_digits_is_shown() -> None:
     result = check_gate(Gate("memory.reserved", "memory.reserved", 1e-5), exactly(2**32, 2**32 + 2**20), False, unit="bytes")
-    assert result.why == "worse by 0.02% (1,048,576 bytes), 0.001% tolerated"
+    assert result.why == "worse by 0.02 % (1,048,576 bytes), 0.001 % tolerated"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_no_change_at_all_has_no_sign() -> None:
     same = effect([[100.0] * 8], [[100.0] * 8], judgement=Judgement(process_spread=0.0))
     noisy = effect([[100.0, 120.0, 80.0] * 3], [[100.0, 120.0, 80.0] * 3], judgement=ON_ACCELERATOR)
     said = [check_gate(gate, found, False).why for found in (same, noisy) for gate in (GATE, Gate("tpot", "tpot", 0.0))]
-    assert said[0] == "the same, 5.00% tolerated"
+    assert said[0] == "the same, 5.00 % tolerated"
     assert said[2].startswith("the same, perhaps worse by ")
     assert not any("-0.00" in text or "by 0.00" in text for text in said)
 
@@ -241,7 +241,7 @@ def test_an_outcome_says_better_or_worse_never_a_signed_worsening() -> None:
     assert noisy.startswith(("better by ", "worse by "))
     assert " perhaps " in noisy
     said += [noisy, *[check_gate(GATE, exactly(100, new), False).why for new in (90, 100, 106)]]
-    assert [text.split(",")[0] for text in said[-3:]] == ["better by 10.00%", "the same", "worse by 6.00%"]
+    assert [text.split(",")[0] for text in said[-3:]] == ["better by 10.00 %", "the same", "worse by 6.00 %"]
     assert not any("+" in text or "-" in text for text in said)
 
 

@@ -34,7 +34,7 @@ def test_a_copy_of_a_run_is_known_by_what_was_measured() -> None:
     ):
         with pytest.raises(ConfigError, match="runs/1 and elsewhere are one run") as caught:
             check_distinct([measured(0), measured(1), copy])
-        assert "neither a repeat" in caught.value.remedy
+        assert "not a repeat" in caught.value.remedy
     shortened = run_analysis(timings=clean_timings(TEN[:6]), run="shortened")
     with pytest.raises(ConfigError, match="are one run"):
         check_distinct([measured(0), shortened])
@@ -80,7 +80,7 @@ def test_no_verdict_is_based_on_an_invalid_run(doubtful: RunAnalysis, said: str)
         html = comparison_html(found)
         assert html.count(said) == 1
         assert html.count(IMPOSSIBLE.fact) == (IMPOSSIBLE.fact in said)
-        assert all(result.why == "not judged: see the top" for result in found.gates)
+        assert all(result.why == "not judged; the reason is at the top" for result in found.gates)
     assert exit_code(held(measured(), measured(1)).gates) == 0, "the same without doubt is judged"
     assert held(measured(), measured(1)).unjudged == ""
 

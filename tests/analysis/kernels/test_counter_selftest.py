@@ -44,7 +44,7 @@ def test_a_product_split_over_kernels_is_summed() -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"flops": 4096.0**3}, "68,719,476,736 FLOP counted, 137,438,953,472 run"),
+        ({"flops": 4096.0**3}, "68,719,476,736 FLOP counted, 137,438,953,472 executed"),
         ({"flops": 4.0 * 4096**3}, "GEMM 4096×4096×4096"),
         ({"flops": 2.0 * 4096**3 - 1}, "GEMM"),
         ({"flops": 2.02 * 4096**3}, "no matrix product was counted exactly"),

@@ -60,7 +60,7 @@ def test_a_tighter_budget_drops_functions_and_notes_it() -> None:
     assert [kernel.function for kernel in found.kernels] == ["gemm_large"]
     assert found.coverage == 0.75
     assert "gemm_small" in found.notes[0]
-    assert "75%" in found.notes[1]
+    assert "75 %" in found.notes[1]
 
 
 def test_nothing_fits() -> None:
@@ -102,9 +102,9 @@ def test_collectives_are_never_replayed(function: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("collective_ns", "budget_s", "said", "unsaid"),
     [
-        (900, 10.0, "collectives take 64% of it, so at most 36% can be counted.", "budget_s"),
-        (900, 0.1, "at most 36% can be counted; to count more of that, raise profiling.ncu.budget_s", "nothing"),
-        (10, 0.1, "requested 80%; raise profiling.ncu.budget_s", "collectives take"),
+        (900, 10.0, "collectives take 64 % of it, so at most 36 % can be counted.", "budget_s"),
+        (900, 0.1, "at most 36 % can be counted; to count more of that, raise profiling.ncu.budget_s", "nothing"),
+        (10, 0.1, "requested 80 %; raise profiling.ncu.budget_s", "collectives take"),
     ],
 )
 def test_the_remedy_for_low_coverage_depends_on_its_cause(collective_ns: int, budget_s: float, said: str, unsaid: str) -> None:

@@ -148,19 +148,19 @@ def test_the_verdict_agrees_with_the_largest_share_of_the_time(times: float, mor
 @pytest.mark.parametrize(
     ("share", "said"),
     [
-        (0.496, "49.6%"),
-        (0.4996, "49.96%"),
-        (0.499999, "just under 50%"),
-        (0.5, "50%"),
-        (0.504, "50.4%"),
-        (0.42, "42%"),
-        (0.6, "60%"),
-        (1.0, "100%"),
+        (0.496, "49.6 %"),
+        (0.4996, "49.96 %"),
+        (0.499999, "just under 50 %"),
+        (0.5, "50 %"),
+        (0.504, "50.4 %"),
+        (0.42, "42 %"),
+        (0.6, "60 %"),
+        (1.0, "100 %"),
     ],
 )
 def test_a_share_does_not_round_to_the_other_side_of_what_decides(share: float, said: str) -> None:
     assert KernelShare(share, share).words == f"kernels fill {said} of the time"
-    assert f"kernels run for {said} to 100%" in KernelShare(share, 1.0, 0.7).words or share == 1.0
+    assert f"kernels run for {said} to 100 %" in KernelShare(share, 1.0, 0.7).words or share == 1.0
 
 
 @pytest.mark.parametrize(

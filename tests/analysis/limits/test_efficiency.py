@@ -206,6 +206,7 @@ def test_on_a_cpu_far_from_the_roofline_is_near_neither_limit() -> None:
     far = replace(far, model=replace(far.model, device="cpu"))
     result = found(efficiency(far, torch, given(1e12, 1e11), NOT_HERE))
     assert {stage.verdict for stage in result.stages} == {"near neither limit"}
+    assert result.stages[0].binds == "Prefill is bound by no single cause"
     assert {str(stage.busy) for stage in result.stages} == {"n/a: the run is on the CPU"}
 
 

@@ -246,7 +246,7 @@ def test_a_steady_machine_is_measured_six_times(monkeypatch: pytest.MonkeyPatch)
     assert len(found.iterations) == 6, "fewer carry no 95 % interval"
     assert found.stable
     assert found.settled
-    assert found.stopped == "the target of ±2.0% was reached after 6 repeats"
+    assert found.stopped == "the target of ±2.0 % was reached after 6 repeats"
 
 
 @pytest.mark.parametrize("fewest", [6, 7, 25])
@@ -266,7 +266,7 @@ def test_an_unsteady_machine_is_measured_until_the_most_repeats(monkeypatch: pyt
     assert len(found.iterations) == 33
     assert not found.stable
     assert found.settled, "the warm-up was steady"
-    assert found.stopped == "runtime.max_repeats=33 was reached before ±2.0%"
+    assert found.stopped == "runtime.max_repeats=33 was reached before the target of ±2.0 %"
 
 
 def test_three_slow_repeats_are_outweighed_by_twelve_steady_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ Judged = TypeVar("Judged", "Row", UsageChange)
 
 RERUN = Missing("Rerun the invalid run, or leave it out")
 """What a gate needs if a run is not valid."""
-SEE_ABOVE = "not judged: see the top"
+SEE_ABOVE = "not judged; the reason is at the top"
 """The reason of a gate; the full reason is given once, in `Comparison.unjudged`."""
 NOT_JUDGED = Missing("a run is not valid")
 NOT_MADE = Missing("the analysis of these runs does not contain it")

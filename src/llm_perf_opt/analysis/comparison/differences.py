@@ -175,16 +175,17 @@ def few_runs(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
     """Return a caution if there are too few runs."""
     if judgement.process_spread is None and not are_several(runs):
         return (
-            "Too few runs for a verdict: other processes used this CPU during a run, or its load was not sampled, and equal runs "
-            f"may then differ by a factor of two or more. Make {RECOMMENDED_RUNS} alternating runs per side, or state the spread "
-            "with --process-spread. With profiling.nvml.enable=true, the sampler shows whether the machine is quiet.",
+            "Too few runs for a verdict: other processes used this CPU during a run, or its load was not sampled, and "
+            "identical runs may then differ by a factor of two or more. "
+            f"Make {RECOMMENDED_RUNS} alternating runs per side, or state the spread with --process-spread. "
+            "With profiling.nvml.enable=true, the sampler shows whether the machine is quiet.",
         )
     if not is_measured(runs, judgement):
         fewest = runs_to_measure(judgement)
-        roughly = f" roughly; {RECOMMENDED_RUNS} detect smaller changes" if fewest < RECOMMENDED_RUNS else ""
+        roughly = f" roughly; {RECOMMENDED_RUNS} would detect smaller changes" if fewest < RECOMMENDED_RUNS else ""
         return (
-            "Too few runs: how much processes differ on this machine is assumed, not measured. "
-            f"{fewest} runs per side measure it{roughly}.",
+            "Too few runs: the spread between processes on this machine is assumed, not measured. "
+            f"{fewest} runs per side would measure it{roughly}.",
         )
     return ()
 
@@ -261,7 +262,7 @@ def check_distinct(runs: Sequence[RunAnalysis]) -> None:
         if repeats & others:
             raise ConfigError(
                 f"{first.run} and {second.run} are one run: they contain the same repeats, made {first.manifest.created}.",
-                "A copy of a run is neither a repeat nor something to compare with: name each run once.",
+                "A copy of a run is not a repeat. Name each run once.",
             )
 
 

@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.comparison.statistics import is_measured, usage_effec
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow
+from llm_perf_opt.core.units import percentage
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _with_power(judgement: Judgement, base: Sequence[RunAnalysis], new: Sequence
     if not cards[0] or cards[0] != cards[1]:
         apart = POWER_SPREAD * math.sqrt(sum(1 / max(1, len(known)) for known in cards))
         where = "the sides ran on different cards" if all(cards) else "the sides may have run on different cards"
-        why = f"{where}, and the power of cards of one kind is assumed to deviate by {POWER_SPREAD:.0%}"
+        why = f"{where}, and cards of one model are assumed to differ in power by {percentage(POWER_SPREAD)}"
         return replace(judgement, apart=apart, apart_why=why)
     if is_measured((len(base), len(new)), judgement):
         return judgement
@@ -220,7 +221,7 @@ def unseen_operators(base: RunAnalysis, new: RunAnalysis) -> str:
     if FAR_FEWER * min(calls) >= max(calls):
         return ""
     fewer = "base" if calls[0] < calls[1] else "new"
-    return f"{fewer} has far fewer calls of operators ({calls[0]:,} and {calls[1]:,}). Compiled code may contain them, and {why}."
+    return f"{fewer} has far fewer operator calls ({calls[0]:,} and {calls[1]:,}). Compiled code may contain them, and {why}."
 
 
 def _replays_graphs(run: RunAnalysis) -> bool:

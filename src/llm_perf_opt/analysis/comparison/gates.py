@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEAST_REPEA
 from llm_perf_opt.analysis.stats import student_quantile
 from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import percentage
 
 Outcome = Literal["pass", "regression", "cannot tell"]
 
@@ -21,11 +22,13 @@ MOST_REPEATS = 10_000
 NO_REMEDY = Missing("More repeats do not help")
 """The metric itself is missing."""
 _TO_MEASURE = f"{RECOMMENDED_RUNS} runs per side, which measure how much processes differ"
-_TO_REPEAT = f"at least {LEAST_REPEATS} repeats in each run (runtime.min_repeats={LEAST_REPEATS}, runtime.max_repeats no lower)"
+_TO_REPEAT = (
+    f"at least {LEAST_REPEATS} repeats in each run (runtime.min_repeats={LEAST_REPEATS}, runtime.max_repeats at least as high)"
+)
 _VERDICT_SHARE = (1 + LEVEL) / 2
 """One-sided confidence of each end of the interval behind a verdict."""
 _ROUNDED_AWAY = 0.00005
-"""Smaller shares would be shown as 0.00%."""
+"""Smaller shares would be shown as 0.00 %."""
 _GATE = re.compile(r"(?P<metric>[^=\s]+)=(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%?)")
 
 
@@ -112,13 +115,13 @@ def _because(effect: Effect) -> str:
     about = effect.uncertainty
     reasons = [about.apart_why] if about.apart else []
     if effect.rival is not None:
-        reasons.append(f"the machine changed its speed: {effect.rival.words}")
+        reasons.append(f"the machine's speed changed: {effect.rival.words}")
     elif about.moved:
-        reasons.append(f"the machine changed its speed by {math.expm1(about.moved):.1%} during a run")
+        reasons.append(f"the machine's speed changed by {percentage(math.expm1(about.moved), 1)} during a run")
     if about.restless:
-        reasons.append(f"repeats within a run scatter by {about.scatter:.1%}")
+        reasons.append(f"repeats within a run vary by {percentage(about.scatter, 1)}")
     if not reasons and not about.measured and not isinstance(about.between, Missing) and about.between:
-        reasons.append(f"runs are assumed to differ by {about.between:.1%}, because there are too few to measure it")
+        reasons.append(f"runs are assumed to differ by {percentage(about.between, 1)}, because there are too few to measure it")
     return f" ({'; '.join(reasons)})" if reasons else ""
 
 
@@ -143,12 +146,12 @@ def _exact_words(effect: Effect, worse: float, unit: str) -> str:
 
 def _percent(share: float) -> str:
     """Return the percentage without its sign, which words express."""
-    return f"{abs(share):.2%}"
+    return percentage(abs(share), 2)
 
 
 def _fine_percent(share: float) -> str:
-    """Return the same, with one significant digit if two decimals would show 0.00%."""
-    return _percent(share) if abs(share) >= _ROUNDED_AWAY or not share else f"{abs(share) * 100:.1g}%"
+    """Return the same, with one significant digit if two decimals would show 0.00 %."""
+    return _percent(share) if abs(share) >= _ROUNDED_AWAY or not share else f"{abs(share) * 100:.1g} %"
 
 
 def needed_to_decide(effect: Effect, worse: float, tolerance: float) -> Maybe[str]:
@@ -168,7 +171,7 @@ def needed_to_decide(effect: Effect, worse: float, tolerance: float) -> Maybe[st
     found = [text for text in (repeats, runs) if text]
     if found:
         return ", or ".join(found)
-    near = f"the change is too close to the tolerance for runs that differ by {between:.2%}"
+    near = f"the change is too close to the tolerance for runs that differ by {percentage(between, 2)}"
     source = "estimated from too few runs" if about.seen == between else "assumed"
     assumed = "" if about.measured else f" ({source}; {RECOMMENDED_RUNS} runs per side would measure it)"
     return Missing(f"{MOST_RUNS} runs per side would not decide it: {near}{assumed}")

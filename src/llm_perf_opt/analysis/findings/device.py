@@ -26,7 +26,7 @@ from llm_perf_opt.analysis.limits.roofline import largest_batch_within, step_roo
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.units import duration
+from llm_perf_opt.core.units import duration, percentage
 
 LOW_OCCUPANCY = 25.0
 """Percent of the warps an SM can hold; below this, latency is hardly hidden."""
@@ -167,12 +167,12 @@ def _growth_words(cost: _StepCost, batch: int, larger: int, similar: int) -> str
     name, now = cost.hardware.name, duration(cost.roofline_ns(batch), 3)
     if similar >= 2 * batch:
         return (
-            f"Its roofline time, the least that {name} allows, is {now}; up to batch {similar:,} it stays within "
-            f"{HARDLY_LONGER:.0%} of that ({duration(cost.roofline_ns(similar), 3)})."
+            f"Its roofline time, the least time that {name} allows, is {now}; up to batch {similar:,} it stays within "
+            f"{percentage(HARDLY_LONGER)} of that ({duration(cost.roofline_ns(similar), 3)})."
         )
     then = duration(cost.roofline_ns(larger), 3)
     why = ": more sequences use more experts, whose weights must be read too" if cost.has_idle_experts else ""
-    return f"Its roofline time, the least that {name} allows, grows from {now} to {then} at batch {larger}{why}."
+    return f"Its roofline time, the least time that {name} allows, grows from {now} to {then} at batch {larger}{why}."
 
 
 def _counter_finding(
@@ -204,10 +204,10 @@ def _device_finding(
     names = "; ".join(f"{short_name(row.name, 60)} ({words})" for row, (words, _) in limited[:3])
     text = claim.format(stage=stage.name, names=names)
     on_wall = wall_clock_saving(stage, (0, gain / 2, gain))
-    because = "counters show what is unused, not what a better kernel would reach; the expected saving is half of it"
+    because = "counters show what is unused, not what a better kernel would use; the expected saving is half of the unused share"
     rows = tuple(
-        f"{short_name(row.name, 90)}: {row.calls:,} calls, {duration(row.total_ns, 3)}, {row.share:.1%} of {stage.name}'s "
-        f"kernel time, {words}"
+        f"{short_name(row.name, 90)}: {row.calls:,} calls, {duration(row.total_ns, 3)}, {percentage(row.share, 1)} of "
+        f"{stage.name}'s kernel time, {words}"
         for row, (words, _) in limited[:3]
     )
     grounds = Grounds(rows, "low", f"{because}; {on_wall.because}" if on_wall.because else because)
@@ -239,4 +239,4 @@ def _partial_wave(row: StageKernel) -> tuple[str, float] | None:
     empty = 1 - call.waves / math.ceil(call.waves)
     if empty < TAIL or (peaks and max(peaks) >= NEAR_A_PEAK):
         return None
-    return f"{call.waves:.2f} waves, {empty:.0%} of the block slots empty", empty
+    return f"{call.waves:.2f} waves, {percentage(empty)} of the block slots empty", empty

@@ -10,7 +10,7 @@ import msgspec
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.trace.document import Finding, ThroughputLine
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.units import duration
+from llm_perf_opt.core.units import duration, percentage
 
 NO_FASTER = "a single request is no faster"
 Confidence = Literal["high", "medium", "low"]
@@ -237,7 +237,7 @@ def wall_clock_saving(stage: StageEvidence, bounds: Bounds) -> WallClockSaving:
     """Count kernel time only as far as the stage waits for the device and kernels do not run concurrently."""
     low, expected, high = bounds
     share = min(max((stage.busy_share - HOST_BOUND) / (DEVICE_BOUND - HOST_BOUND), 0.0), 1.0)
-    idle = f"the device is idle for {1 - stage.busy_share:.0%} of {stage.name}"
+    idle = f"the device is idle for {percentage(1 - stage.busy_share)} of {stage.name}"
     if share == 0 and stage.busy_share * (1.0 if stage.unprofiled else INFLATED) < HOST_BOUND:
         why = "faster kernels only lengthen the gaps; first remove what the device waits for"
         return WallClockSaving((0, 0, 0), f"Changing this saves nothing now: {idle}.", why, certain=True)
@@ -249,8 +249,8 @@ def wall_clock_saving(stage: StageEvidence, bounds: Bounds) -> WallClockSaving:
         return WallClockSaving(bounds)
     reasons = []
     if share < 1:
-        reasons.append(f"{idle}, so {share:.0%} of the kernel time is counted")
+        reasons.append(f"{idle}, so {percentage(share)} of the saved kernel time shortens the stage")
     if alone < 1:
-        reasons.append(f"kernels run concurrently, so they cover only {alone:.1%} of their summed time")
+        reasons.append(f"kernels run concurrently, so they cover only {percentage(alone, 1)} of their summed time")
     worst = low * alone if share == 1 else 0.0
     return WallClockSaving((worst, expected * share * alone, high), because="; ".join(reasons))

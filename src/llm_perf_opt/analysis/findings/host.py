@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
-from llm_perf_opt.core.units import duration
+from llm_perf_opt.core.units import duration, percentage
 
 WAITING = 0.25
 """A stage is launch-bound if launch gaps and host work take at least this share of its wall time."""
@@ -95,7 +95,7 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
         place_of(evidence, stage),
         (
             f"Prefill is launch-bound: {_wall_clause(stage)}.",
-            "A prompt several times as long, or several prompts in a batch, would take hardly longer.",
+            "A prompt several times as long, or several prompts in a batch, would take hardly any longer.",
         ),
         Grounds(
             _launch_rows(stage),
@@ -124,7 +124,7 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
         place_of(evidence, stage),
         (
             f"Decode waits {unit_time(stage, host)} per {stage.unit}{_wall_scope(stage)} "
-            f"({host / stage.budget.wall_ns:.0%}) for the host before, between and after the kernels of its steps.",
+            f"({percentage(host / stage.budget.wall_ns)}) for the host before, between and after the kernels of its steps.",
         ),
         Grounds(
             (f"budget of decode: host {_of_wall(stage, host)}",),
@@ -133,8 +133,8 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
         ),
         gap_saving_of(stage, 0, host / 2, host),
         ToTry(
-            change="Prepare a step's inputs while the previous step runs, keep positions and tokens on the device, and test for "
-            "the end of a sequence one step late."
+            change="Prepare a step's inputs while the previous step runs, keep positions and tokens on the device, and check for "
+            "the end of a sequence one step later."
         ),
     )
 
@@ -164,7 +164,7 @@ def _wall_clause(stage: StageEvidence) -> str:
         interval = "" if low == high else f" ({low} to {high})"
     return (
         f"{duration(stage.wall_ns, 3)}{per}{interval}{_wall_scope(stage)}; the device is busy for "
-        f"{unit_time(stage, stage.budget.busy_ns)} of it ({stage.busy_share:.0%})"
+        f"{unit_time(stage, stage.budget.busy_ns)} of it ({percentage(stage.busy_share)})"
     )
 
 
@@ -185,7 +185,7 @@ def _staying_rows(stage: StageEvidence) -> tuple[str, ...]:
     """Return a row on the idle time that graphs may leave unchanged."""
     found = [(key, stage.budget.ns(key)) for key in (BudgetKey.SYNC, BudgetKey.HOST) if stage.budget.ns(key)]
     words = ", ".join(f"{key.label} {unit_time(stage, ns)}" for key, ns in found)
-    return (f"at worst also unchanged, per {stage.unit}: {words}",) if words else ()
+    return (f"in the worst case also unchanged, per {stage.unit}: {words}",) if words else ()
 
 
 def _graph_gap(evidence: Evidence, stage: StageEvidence) -> tuple[float, str]:
@@ -246,11 +246,11 @@ def syncs_per_step(evidence: Evidence) -> Finding | None:
                 f"budget of {stage.name}: sync {_of_wall(stage, lost)}",
             ),
             "medium",
-            "without the wait, the host still has to launch; the expected saving is half of it",
+            "without the wait, the host still has to launch kernels; the expected saving is half of the wait",
         ),
         gap_saving_of(stage, 0, lost / 2, lost),
         ToTry(
-            change="Keep sampled tokens on the device, test for the end of a sequence every few steps, and avoid .item(), "
+            change="Keep sampled tokens on the device, check for the end of a sequence every few steps, and avoid .item(), "
             ".cpu() and printing tensors inside the loop."
         ),
     )
@@ -301,7 +301,7 @@ def copies_from_the_host(evidence: Evidence) -> Finding | None:
         "copies_from_the_host",
         place_of(evidence, stage),
         (
-            f"Each {stage.unit} copies from the host {_times(calls.to_device / stage.units)}{size}; copies that no kernel "
+            f"Each {stage.unit} copies data from the host {_times(calls.to_device / stage.units)}{size}; copies that no kernel "
             f"hides take {unit_time(stage, lost)}.",
         ),
         Grounds(
@@ -314,7 +314,7 @@ def copies_from_the_host(evidence: Evidence) -> Finding | None:
         ),
         saving_of(stage, 0, lost / 2, lost),
         ToTry(
-            change="Keep token ids, positions and masks on the device. Copy what must come from the host from pinned memory "
+            change="Keep token ids, positions and masks on the device. Copy everything else from pinned memory "
             "with non_blocking=True, one step ahead."
         ),
     )

@@ -30,7 +30,7 @@ from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.analysis.trace.stage_launches import KernelTotal
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.units import duration
+from llm_perf_opt.core.units import duration, percentage
 
 NOTEWORTHY = 0.05
 """The least share of a stage's kernel time that makes kernels a finding."""
@@ -93,7 +93,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
             place_of(evidence, stage),
             (
                 headline,
-                f"The step waits for launches, so time is saved by {gone:.0%} fewer launches, not by faster kernels.",
+                f"The step waits for launches, so time is saved by {percentage(gone)} fewer launches, not by faster kernels.",
             ),
             Grounds(
                 _rows(rows, stage),
@@ -111,7 +111,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
         (headline,),
         rows,
         (fusion.fusable_ns - fusion.most_ns, fusion.saved_ns, fusion.fusable_ns - fusion.least_ns),
-        "the bounds assume one kernel per launch size and one kernel per run",
+        "the bounds assume one fused kernel per launch size and one per run of adjacent kernels",
         to_try,
     )
 
@@ -204,7 +204,7 @@ def logits_for_the_whole_prompt(evidence: Evidence) -> Finding | None:
         ),
         [row for row in stage.kernels if row.kind is KernelClass.GEMM],
         (saved, saved, 2 * saved),
-        "the figure is the cost model's at the device's peaks; a real product takes longer",
+        "the figure comes from the cost model at the device's peaks; a real matrix product takes longer",
         ToTry(change="Pass logits_to_keep=1 to the model's forward, or slice the hidden states before the LM head."),
     )
 
@@ -235,7 +235,7 @@ def _calls(rows: Sequence[KernelTotal], stage: StageEvidence) -> str:
 def _rows(rows: Sequence[KernelTotal], stage: StageEvidence) -> tuple[str, ...]:
     """Return the first three rows of the kernel table as text."""
     return tuple(
-        f"{row.kind} {short_name(row.name, 90)}: {row.calls:,} calls, {duration(row.total_ns, 3)}, {row.share:.1%} of "
+        f"{row.kind} {short_name(row.name, 90)}: {row.calls:,} calls, {duration(row.total_ns, 3)}, {percentage(row.share, 1)} of "
         f"{stage.name}'s kernel time"
         for row in rows[:3]
     )

@@ -136,4 +136,4 @@ def _counted(report: CounterReport, name: str, counters: dict[str, int]) -> Mayb
 def _sentence(row: SelfTestRow) -> str:
     if isinstance(row.counted, Missing):
         return f"{row.what}: {row.counted.why}"
-    return f"{row.what}: {row.counted:,.0f} {row.unit} counted, {row.expected:,.0f} run"
+    return f"{row.what}: {row.counted:,.0f} {row.unit} counted, {row.expected:,.0f} executed"

@@ -15,6 +15,7 @@ from llm_perf_opt.core.errors import ImplausibleError
 from llm_perf_opt.core.machine_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.stages import DOMAIN, Stage
+from llm_perf_opt.core.units import percentage
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 WHOLE = 0.9995
@@ -86,9 +87,10 @@ def hfu(stage: StageKernels, peaks: str, seconds: Maybe[float], peak_flops_per_s
     share = flops / (time * peak)
     if share > (1.0 if peaks == "datasheet" else MEASURED_MARGIN):
         raise ImplausibleError(
-            f"HFU of {stage.stage} against the {peaks} peak is {share:.1%}: {flops:.4g} FLOPs in {time:.4g} s at {peak:.4g}/s.",
-            "Check that the counters are of the right chip, that the trace and the unprofiled time have the same number of "
-            "steps, the dtype, and the peak (hardware.peak_tflops, llm-perf ceilings --refresh).",
+            f"HFU of {stage.stage} against the {peaks} peak is {percentage(share, 1)}: "
+            f"{flops:.4g} FLOPs in {time:.4g} s at {peak:.4g}/s.",
+            "Check the dtype and the peak (hardware.peak_tflops, llm-perf ceilings --refresh), that the counters are those of "
+            "the right chip, and that the trace and the unprofiled time have the same number of steps.",
         )
     return Hfu(stage.stage, peaks, share, flops, time, peak, coverage, _sign(stage, coverage))
 
@@ -136,7 +138,7 @@ def disagreements(per_instance: Mapping[str, Mapping[str, float]]) -> tuple[RunW
             if abs(mine - yours) > NOTABLE * max(mine, yours):
                 words = (
                     f"{first} has {mine:,.1f} kernels per {_UNIT.get(stage, stage)}, {other} {yours:,.1f}: the passes launched "
-                    "different kernels, or one of them lost some. Each kernel table names its pass."
+                    "different kernels, or one of them missed some. Each kernel table names its pass."
                 )
                 found.append(RunWarning(WarningId.PASSES_DISAGREE, words))
     return tuple(found)
@@ -162,12 +164,12 @@ def outcome(chosen: Selection, stage: str, launches: Maybe[int], joined: Maybe[f
     step = f" of step {chosen.step}" if chosen.step else ""
     planned = (
         f"Counters of {stage}: planned {len(chosen.kernels)} functions, selected from {chosen.source}; "
-        f"{chosen.launch_count:,} launches{step}, which represent {_percent(chosen.coverage)} of its kernel time."
+        f"{chosen.launch_count:,} launches{step}, which represent {percentage(chosen.coverage, 1)} of its kernel time."
     )
     if isinstance(launches, Missing) or isinstance(joined, Missing):
         missing = next(value for value in (launches, joined) if isinstance(value, Missing))
         return Outcome(f"{planned} Counted: {missing}.")
-    counted = f"{launches:,} launches, joined to {_percent(joined)} of the stage's kernel time"
+    counted = f"{launches:,} launches, joined to {percentage(joined, 1)} of the stage's kernel time"
     return Outcome(f"{planned} Counted: {counted}.", _shortfall(chosen, stage, launches, joined))
 
 
@@ -179,14 +181,11 @@ def _shortfall(chosen: Selection, stage: str, launches: int, joined: float) -> R
         return None
     words = (
         f"The counters of {stage} fall short of the plan: {launches:,} of {chosen.launch_count:,} launches were counted, and "
-        f"they are joined to {_percent(joined)} of the stage's kernel time instead of the planned {_percent(chosen.coverage)}. "
-        "Check the log of the pass for an early end. A program whose kernels differ between runs cannot be sampled by position."
+        f"they are joined to {percentage(joined, 1)} of the stage's kernel time instead of the planned "
+        f"{percentage(chosen.coverage, 1)}. Check the log of the pass for an early end. A program whose kernels differ between "
+        "runs cannot be sampled by position."
     )
     return RunWarning(WarningId.COUNTERS_FALL_SHORT, words)
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f} %"
 
 
 STAGES: dict[str, Stage] = {"prefill": Stage.PREFILL, "decode": Stage.DECODE_STEP}
@@ -230,7 +229,7 @@ def counted_in_stage(report: CounterReport, name: str) -> Maybe[CounterReport]:
         return report
     what = f"{len(report.kernels) - len(inside):,} of {len(report.kernels):,} launches in {name} were not counted in {stage}"
     if not inside:
-        return Missing(f"{what}: the counters are of other work")
+        return Missing(f"{what}: the counters belong to other work")
     return replace(report, kernels=inside, problems=(*report.problems, CounterProblem("other_ranges", what, fatal=False)))
 
 

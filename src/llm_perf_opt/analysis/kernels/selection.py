@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import percentage
 
 SECONDS_PER_PASS = 0.03
 """Time of one replay, including saving and restoring memory, on an H200 (0.4 s per kernel at 14 passes)."""
@@ -149,7 +150,9 @@ class _Shares:
     @property
     def remedy(self) -> str:
         """What to do about the cause: too little time for replays, or collectives, for which more time does not help."""
-        collectives = f"collectives take {1 - self.reachable:.0%} of it, so at most {self.reachable:.0%} can be counted"
+        collectives = (
+            f"collectives take {percentage(1 - self.reachable)} of it, so at most {percentage(self.reachable)} can be counted"
+        )
         if self.reachable >= self.wanted:
             return "raise profiling.ncu.budget_s or request fewer counters."
         if self.covered < self.reachable:
@@ -166,8 +169,8 @@ def _notes(
         yield f"Left out to stay within {budget_s:g} s: {', '.join(name for name, _, _ in wanted[len(chosen) :])}."
     if shares.covered < shares.wanted:
         yield (
-            f"The counted launches represent {shares.covered:.0%} of the kernel time, less than the requested "
-            f"{shares.wanted:.0%}; {shares.remedy}"
+            f"The counted launches represent {percentage(shares.covered)} of the kernel time, less than the requested "
+            f"{percentage(shares.wanted)}; {shares.remedy}"
         )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.roofline import RooflineTime
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.units import duration
+from llm_perf_opt.core.units import duration, percentage
 
 BUSY_ENOUGH = 0.5
 """Below this share of kernel time, a stage waits for launches, whatever bounds its kernels."""
@@ -19,39 +19,51 @@ six runs on an H200 with a torch pass it was 0.06 (eager) to 0.13 (compiled) hig
 LAUNCH, MEMORY, COMPUTE, KERNELS = "launch-bound", "memory-bound", "compute-bound", "kernel-bound"
 NEITHER = "near neither limit"
 UNKNOWN = "not known"
+_SHOWN = {NEITHER: "bound by no single cause"}
+"""Shown instead of the verdict, which is part of JSON output."""
 
 VERDICTS = (
-    (LAUNCH, f"kernels run for less than {BUSY_ENOUGH:.0%} of its time; the device waits for the host to launch them."),
+    (
+        LAUNCH,
+        f"kernels run for less than {percentage(BUSY_ENOUGH)} of the stage's time; the device waits for the host to launch them.",
+    ),
     (
         f"{MEMORY}, {COMPUTE}",
-        f"it takes up to {NEAR_ROOFLINE:g} × its roofline time, most of which is memory or compute, respectively. On a CPU, "
-        "which is host and device in one, the roofline time alone decides.",
+        f"the stage takes at most {NEAR_ROOFLINE:g} × its roofline time, and most of the roofline time is memory traffic "
+        "(memory-bound) or computation (compute-bound). On a CPU, which is host and device in one, the roofline time alone "
+        "decides.",
     ),
     (
         KERNELS,
-        f"it takes more than {NEAR_ROOFLINE:g} × its roofline time, and the kernel time beyond the roofline is larger than both "
-        "the roofline time and the waiting time: the kernels themselves are far from the device's peaks.",
+        f"the stage takes more than {NEAR_ROOFLINE:g} × its roofline time, and the kernel time beyond the roofline is larger "
+        "than both the roofline time and the waiting time: the kernels themselves are far from the device's peaks.",
     ),
     (
         NEITHER,
-        f"it takes more than {NEAR_ROOFLINE:g} × its roofline time, and no single cause stands out. On a CPU, slow kernels and "
-        f"the framework's own time cannot be separated; on a GPU, kernels run for at least {BUSY_ENOUGH:.0%} of its time, but "
-        "the kernel time beyond the roofline is not the largest share.",
+        f"the stage takes more than {NEAR_ROOFLINE:g} × its roofline time, and no single cause stands out. On a CPU, slow "
+        "kernels and the framework's own time cannot be separated; on a GPU, kernels run for at least "
+        f"{percentage(BUSY_ENOUGH)} of the stage's time, but the kernel time beyond the roofline is not the largest share.",
     ),
     (UNKNOWN, "no peak is known, or nothing shows whether the device was busy or waiting."),
 )
 """Each verdict with its meaning."""
 
 EVIDENCE = (
-    "The kernels' share of a stage's time comes from the torch pass (kernel durations over the unprofiled time). Without it, the "
-    "GPU utilization sampled during the repeats bounds it, if they last long enough: the share is at most the utilization, "
-    f"at least {100 * UTILIZATION_MARGIN:.0f} points below it, because utilization includes short gaps, and at least the "
-    "roofline time."
+    "The kernels' share of a stage's time comes from the torch pass (kernel durations over the unprofiled time). Without a torch "
+    "pass, the GPU utilization sampled during the repeats bounds the share, if the repeats last long enough: over all "
+    f"repeats, the share is at most the utilization, and lower by at most {100 * UTILIZATION_MARGIN:.0f} percentage points, "
+    "because utilization includes short gaps between kernels. The bounds of a single stage are wider. The share is never less "
+    "than that of the roofline time."
 )
 HOW_TO_KNOW = "use profiling.torch.enable=true"
 
 
 _FROM_TORCH = Missing("the share is from the torch pass")
+
+
+def shown_verdict(word: str) -> str:
+    """Return the verdict as reports show it."""
+    return _SHOWN.get(word, word)
 
 
 @dataclass(frozen=True)
@@ -66,11 +78,11 @@ class KernelShare:
     @property
     def words(self) -> str:
         """The share as a clause of a sentence."""
-        low, high = (_on_its_side(end, BUSY_ENOUGH, "{:.0%}", "{:.1%}", "{:.2%}") for end in (self.low, self.high))
+        low, high = (_share_words(end) for end in (self.low, self.high))
         if isinstance(self.sampled, Missing):
             return f"kernels fill {low} of the time"
         interval = f"{low} to {high}" if low != high else low
-        seen = f"GPU utilization {self.sampled:.0%} during the repeats"
+        seen = f"GPU utilization {percentage(self.sampled)} during the repeats"
         return f"kernels run for {interval} of the time, according to telemetry ({seen}) and the roofline times"
 
 
@@ -87,6 +99,10 @@ class RooflineDistance:
         """The distance as a clause of a sentence."""
         times = _on_its_side(self.times, NEAR_ROOFLINE, "{:,.1f}", "{:,.2f}", "{:,.3f}")
         return f"it takes {times} × its roofline time of {duration(self.roofline.seconds * 1e9)} at the {self.peaks} peaks"
+
+
+def _share_words(share: float) -> str:
+    return _on_its_side(share, BUSY_ENOUGH, "{:.0%}", "{:.1%}", "{:.2%}").replace("%", " %")
 
 
 def _on_its_side(value: float, threshold: float, *formats: str) -> str:
@@ -122,8 +138,9 @@ def verdict(distance: Maybe[RooflineDistance], share: Maybe[KernelShare], *, on_
         return UNKNOWN, distance.why
     seen = "" if isinstance(share, Missing) else f"{share.words}; "
     if distance.times <= NEAR_ROOFLINE:
-        bound = distance.roofline.bound
-        return COMPUTE if bound == "compute" else MEMORY, f"{seen}{distance.words}, most of which is {bound}"
+        if distance.roofline.bound == "compute":
+            return COMPUTE, f"{seen}{distance.words}, most of which is computation"
+        return MEMORY, f"{seen}{distance.words}, most of which is memory traffic"
     if on_cpu:
         return NEITHER, f"{distance.words}; on a CPU, slow kernels and the framework's own time cannot be separated"
     if isinstance(share, Missing):
@@ -149,7 +166,8 @@ def _shares_words(share: KernelShare, roofline: float) -> str:
     """Return the three shares of the time; for bounds, at their midpoint."""
     busy = (share.low + share.high) / 2
     about = "" if share.low == share.high else "about "
-    return f"{about}{roofline:.0%} is roofline time, {max(busy - roofline, 0.0):.0%} kernels beyond it, {1 - busy:.0%} waiting"
+    beyond, waiting = percentage(max(busy - roofline, 0.0)), percentage(1 - busy)
+    return f"{about}{percentage(roofline)} is roofline time, {beyond} is kernel time beyond it, and {waiting} is waiting"
 
 
 # --- efficiency metrics -----------------------------------------------------------------------------------------------
@@ -167,12 +185,12 @@ class EfficiencyMetric:
 
 EFFICIENCY_METRICS = (
     EfficiencyMetric(
-        "Model FLOPs", "FLOP", "Σ components (matrix products, a multiply-add counts 2)",
+        "Model FLOPs", "FLOP", "Σ components (matrix products, a multiply-add counts as 2)",
         "What the model requires: causal attention, logits for the last token in prefill. Kernels may execute more.",
     ),
     EfficiencyMetric(
         "Minimum bytes", "byte", "weights used once + cache read + cache written + gathered embedding rows + logits",
-        "What must cross the memory interface. For a mixture of experts, the expected number of distinct experts.",
+        "What must cross the memory interface. For a mixture of experts, the weights of the expected number of distinct experts.",
     ),
     EfficiencyMetric(
         "MFU (causal)", "%", "model FLOPs / (unprofiled time × peak FLOP/s of the run's dtype)",
@@ -181,16 +199,17 @@ EFFICIENCY_METRICS = (
     EfficiencyMetric(
         "MFU (full attention)", "%",
         "model FLOPs with the full attention matrix / (unprofiled time × peak FLOP/s)",
-        "The same with the full attention matrix, as half the literature counts it. Only for comparison with published figures.",
+        "The same with the full attention matrix, as half the literature counts it. Use it only to compare with published "
+        "figures.",
     ),
     EfficiencyMetric(
         "HFU", "%", "executed FLOPs / (unprofiled time × peak FLOP/s)",
         "Hardware FLOPs utilization from counters: FLOPs of the tensor cores, plus single and double precision outside them. "
-        "Packed half precision is excluded, because its instructions also move constants. n/a without counters.",
+        "Packed half precision is excluded, because its instructions also move constants. HFU is n/a without counters.",
     ),
     EfficiencyMetric(
         "MBU", "%", "minimum bytes / (unprofiled time × memory bandwidth)",
-        "Memory bandwidth utilization. n/a for a model that fits in the last-level cache.",
+        "Memory bandwidth utilization. It is n/a for a model that fits in the last-level cache.",
     ),
     EfficiencyMetric(
         "Arithmetic intensity", "FLOP/byte", "model FLOPs / minimum bytes",
@@ -206,10 +225,10 @@ EFFICIENCY_METRICS = (
     ),
     EfficiencyMetric(
         "× roofline", "×", "unprofiled time / roofline time",
-        "How much faster the stage could be at most.",
+        "The largest possible speedup of the stage.",
     ),
     EfficiencyMetric(
         "Kernels' share of the time", "%", "Σ kernel durations (torch pass) / unprofiled time of as many steps",
-        "How long the device is busy during the stage. Below 50 %, a GPU stage is launch-bound.",
+        "The share of the stage's time during which kernels run. Below 50 %, a GPU stage is launch-bound.",
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.cost_model.architecture import Architecture, Mla
 from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, combined, compute_dtype, step_cost
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps
-from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, RooflineDistance, sampled_share, verdict
+from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, RooflineDistance, sampled_share, shown_verdict, verdict
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time, peaks_of, roofline_time_at
 from llm_perf_opt.analysis.limits.roofline import ComponentRoofline, RooflineTime
@@ -16,6 +16,7 @@ from llm_perf_opt.core.errors import ConfigError, ImplausibleError
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Distribution, Maybe, Missing, TorchPass
 from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.units import percentage
 
 MEASURED_MARGIN = 1.03
 """A measured peak is a median with spread, so a stage may exceed it slightly without an error."""
@@ -74,7 +75,7 @@ class StageEfficiency:
         """The first half of a sentence; `because` is the second."""
         if self.verdict == UNKNOWN:
             return f"What bounds {self.stage} is {self.verdict}"
-        return f"{self.stage.capitalize()} is {self.verdict}"
+        return f"{self.stage.capitalize()} is {shown_verdict(self.verdict)}"
 
     @property
     def seconds(self) -> float:
@@ -186,7 +187,10 @@ def efficiency(
         profiled = len(request.steps) if isinstance(torch, Missing) else torch.decode_steps
         cost, profiled_cost = combined(request.steps), combined(request.steps[:profiled])
         stages.append(_stage(Stage.DECODE, cost, profiled_cost, timings, torch, peak_sets, sampled))
-    notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
+    notes = [
+        f"Bytes and FLOPs of {architecture.model_type} are computed from its configuration, with weights and cache in "
+        f"{formats.weights}."
+    ]
     if devices > 1:
         notes.append(shared_words(devices))
     if architecture.has_latent_attention:
@@ -244,7 +248,7 @@ def _compare(stage: Stage, cost: StageCost, seconds: float, peaks: Peaks) -> Roo
         found = amount / (seconds * peak)
         if what and found > (1.0 if peaks.name == "datasheet" else MEASURED_MARGIN):
             raise ImplausibleError(
-                f"{what} of {stage.value} against the {peaks.name} peak is {found:.1%}: "
+                f"{what} of {stage.value} against the {peaks.name} peak is {percentage(found, 1)}: "
                 f"{amount:.4g} in {seconds:.4g} s at {peak:.4g}/s.",
                 "Check that the device (hardware.peak_tflops, hardware.bandwidth_gbs) and the dtype are right and, for a "
                 "measured peak, that the machine was quiet (llm-perf ceilings --refresh, then rerun). "

@@ -21,7 +21,7 @@ def bandwidth(ceilings: Ceilings) -> Maybe[float]:
 
 def graph_interval_ns(ceilings: Ceilings) -> Maybe[float]:
     """Return the measured time from the start of one tiny kernel to the next in a CUDA graph."""
-    return _median(ceilings, "launch_graph", "the interval of kernels in a graph")
+    return _median(ceilings, "launch_graph", "the interval between kernels in a CUDA graph")
 
 
 def _median(ceilings: Ceilings, key: str, what: str) -> Maybe[float]:
@@ -143,7 +143,7 @@ def possible_flops_rate(rate: Maybe[float], limits: RateLimits) -> Maybe[float]:
         return rate
     return Missing(
         f"the counted FLOPs divided by the trace's time exceed the device's highest peak, {peak / 1e12:,.5g} TFLOP/s; "
-        "the counters and the trace are probably of different launches"
+        "the counters and the trace probably come from different launches"
     )
 
 

@@ -121,7 +121,7 @@ def _gpu() -> Check:
         if isinstance(library, Missing):
             return Check(
                 "NVIDIA GPU", "missing", str(library),
-                "Models run on the CPU; no GPU power, clocks or energy; no Nsight Compute.",
+                "Models run on the CPU, without GPU power, clocks or energy, and without Nsight Compute.",
                 "Run on a machine with an NVIDIA GPU and its driver.",
             )  # fmt: skip
         handle = handle_of(library, 0)
@@ -143,14 +143,16 @@ def _nvtx() -> Check:
     nsys = find_tool("nsys")
     release = tool_version(nsys) if nsys else None
     if release and blind_to_ranges(release, version):
-        return Check("nvtx", "missing", f"{version}, whose ranges nsys {release} does not see", "No nsys pass.", NVTX_REMEDY)
+        return Check(
+            "nvtx", "missing", f"{version}, whose ranges nsys {release} does not see", "The nsys pass cannot run.", NVTX_REMEDY
+        )
     if blind_to_ranges(_LAST_BLIND_NSYS, version):
         return Check("nvtx", "warning", version, "Nsight Systems up to 2023.4 does not see its ranges.", NVTX_REMEDY)
     return Check("nvtx", "ok", version)
 
 
 def _nsys() -> Check:
-    title, costs = "Nsight Systems", "No kernel timeline of Nsight Systems."
+    title, costs = "Nsight Systems", "Nsight Systems cannot record a timeline of kernels."
     place = locate("nsys")
     if place.path is None:
         return _absent("nsys", title, costs, place)
@@ -174,19 +176,19 @@ def _importer() -> Check:
     title = "nsys importer"
     path = find_tool("nsys")
     if path is None:
-        return Check(title, "missing", "there is no nsys", "No nsys reports.", _where("nsys", "Nsight Systems"))
+        return Check(title, "missing", "there is no nsys", "nsys cannot create reports.", _where("nsys", "Nsight Systems"))
     importer = find_importer(path, tool_version(path) or "")
     if importer is not None:
         return Check(title, "ok", str(importer))
     return Check(
         title, "warning", f"no QdstrmImporter near {path}",
         "If nsys leaves only a .qdstrm, no report can be created from it here.",
-        "Install all of Nsight Systems (target and host part), not only the target part.",
+        "Install all of Nsight Systems: its host components as well as its target components.",
     )  # fmt: skip
 
 
 def _ncu() -> Check:
-    title, costs = "Nsight Compute", "No hardware counters per kernel."
+    title, costs = "Nsight Compute", "Hardware counters of kernels cannot be read."
     place = locate("ncu")
     if place.path is None:
         return _absent("ncu", title, costs, place)

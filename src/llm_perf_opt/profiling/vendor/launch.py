@@ -180,7 +180,7 @@ def verdict(
     if finished.exit_code == 130:
         return Interrupted("Interrupted.", "What was captured so far is kept.")
     if finished.signal_name == "SIGKILL":
-        return CaptureError(f"{what} was killed (SIGKILL).", f"Often the system has run out of memory: {smaller} See {log}.")
+        return CaptureError(f"{what} was killed (SIGKILL).", f"The system has probably run out of memory: {smaller} See {log}.")
     how = f"was killed by {finished.signal_name}" if finished.signal_name else f"ended with exit code {finished.exit_code}"
     return UnexplainedEndError(f"{what} {how}{_error_line(log)}.", f"See {log}.")
 

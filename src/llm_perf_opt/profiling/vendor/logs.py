@@ -57,7 +57,7 @@ _NSYS = (
         "importer_missing",
         r"[Ii]mporter binary .*not found|QdstrmImporter.*not found",
         "nsys could not create a report; it left only a .qdstrm.",
-        "Install the host part of Nsight Systems, which contains QdstrmImporter.",
+        "Install the host components of Nsight Systems, which include QdstrmImporter.",
     ),
     _Rule(
         "stream_incomplete",

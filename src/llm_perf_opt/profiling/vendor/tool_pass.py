@@ -44,7 +44,7 @@ def import_qdstrm(nsys: Path, stream: Path, report: Path, *, log: Path, timeout_
     if importer is None:
         raise ResourceError(
             f"nsys left only {stream}, and there is no QdstrmImporter here to create a report from it.",
-            "Install the host part of Nsight Systems, or import the file on another machine: QdstrmImporter -i FILE.",
+            "Install the host components of Nsight Systems, or import the file on another machine: QdstrmImporter -i FILE.",
         )
     with _atomic(report) as part:
         begun = _size(log)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from llm_perf_opt.analysis.stats import percentile, within_target
 from llm_perf_opt.core.records import Iteration, SubstageSpan
 from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.units import percentage
 from llm_perf_opt.runners.measure.annotations import StageMarker, unmarked
 from llm_perf_opt.runners.measure.clock import Clock
 
@@ -228,9 +229,9 @@ def _settled(totals: Sequence[int]) -> bool:
 
 def _stop(done: int, stable: bool, effort: Effort, elapsed_s: float) -> str:
     if stable and done >= effort.min_repeats:
-        return f"the target of ±{effort.ci_target:.1%} was reached after {done} repeats"
+        return f"the target of ±{percentage(effort.ci_target, 1)} was reached after {done} repeats"
     if done >= effort.max_repeats:
-        return f"runtime.max_repeats={effort.max_repeats} was reached before ±{effort.ci_target:.1%}"
+        return f"runtime.max_repeats={effort.max_repeats} was reached before the target of ±{percentage(effort.ci_target, 1)}"
     if elapsed_s > effort.time_limit_s:
         return f"runtime.time_limit_s={effort.time_limit_s:g} was reached after {done} repeats"
     return ""

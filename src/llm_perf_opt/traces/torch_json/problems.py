@@ -25,9 +25,9 @@ def _unmatched(trace: Trace) -> list[TraceProblem]:
     launches = different(calls.correlation[launched])  # a runtime call and the driver call inside it share a correlation
     if not len(work):
         if len(launches):
-            what = f"{len(launches):,} kernel launches, but not one kernel"
+            what = f"the trace has {len(launches):,} kernel launches, but no kernel"
             return [TraceProblem("no_kernels", what, True, "Profile with ProfilerActivity.CUDA and without another profiler.")]
-        what = "no device work: the run was on the CPU, or only the CPU was profiled"
+        what = "the trace has no device work: the run was on the CPU, or only the CPU was profiled"
         return [TraceProblem("no_device_work", what, False, "Profile with ProfilerActivity.CUDA to record GPU work.")]
     found = []
     lost = int((~np.isin(launches, work.correlation)).sum())
@@ -85,7 +85,7 @@ def process_problem(process: Int64) -> list[TraceProblem]:
     if not len(process) or (process == process[0]).all():
         return []
     processes = len(different(process))
-    what = f"calls of {processes} processes in one trace; device work is assigned to the process whose call has its correlation"
+    what = f"the trace has calls of {processes} processes; device work is assigned to the process whose call has its correlation"
     return [TraceProblem("several_processes", what, False, "Give the trace of one process.")]
 
 

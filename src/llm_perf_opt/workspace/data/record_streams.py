@@ -95,7 +95,7 @@ def _check_text(file: DataFile, record: dict[str, Any], field: str, option: str)
 
 
 def _kind(value: object) -> str:
-    names = {bool: "a yes or no", int: "a number", float: "a number", list: "a list", dict: "an object", type(None): "null"}
+    names = {bool: "a Boolean", int: "a number", float: "a number", list: "a list", dict: "an object", type(None): "null"}
     return names.get(type(value), f"a value of type {type(value).__name__}")
 
 
