@@ -82,7 +82,7 @@ def test_findings_say_what_they_save_and_what_to_try() -> None:
     assert items.items[0].text == "saves about 9.00 ms per token (0 – 9.00 ms) (high confidence: one)"
     assert items.items[0].details == ["one", "try: one"]
     gist = gist_items(found, None).items[0]
-    assert gist.text.startswith("Finding 0: one. What to change")
+    assert gist.text.startswith("Finding 0: one. See below")
 
 
 def test_the_roofline_has_stages_parts_and_counted_kernels() -> None:

@@ -136,7 +136,7 @@ def test_a_failed_pass_gives_its_reason(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nsys="failed", ncu_decode="failed")
     found = analyze_kernels(RunReader(folder), None, NO_TIMES)
     assert isinstance(found, Missing)
-    assert "nsys is failed: It broke." in found.why
+    assert "nsys failed: It broke." in found.why
     assert "It broke." in render_markdown(kernels_document(found))
 
 

@@ -136,7 +136,7 @@ def test_what_is_absent_says_why(tmp_path: Path) -> None:
     found = RunReader(folder)
     parts = (found.timings, found.torch, found.telemetry, found.ceilings, found.env, found.selftest, found.trace("nsys"))
     assert all(isinstance(part, Missing) and not isinstance(part, Damaged) and part.why for part in parts)
-    assert found.torch == Missing("the torch pass is failed: It broke.")
+    assert found.torch == Missing("the torch pass failed: It broke.")
     assert found.settings == {}
     assert found.damage is not None, "the pass is complete, and its times are gone"
 

@@ -366,6 +366,11 @@ class PassRecord:
     why: str = ""
     remedy: str = ""
 
+    @property
+    def outcome(self) -> str:
+        """Its status as the verb of a sentence."""
+        return {"failed": "failed", "skipped": "was skipped"}.get(self.status, f"is {self.status}")
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -85,7 +85,7 @@ def timelines_of(
         if (entry is None) if item.checked else (not item.trace_file(folder).exists()):
             continue
         if item.checked and entry is not None and entry.status != "complete":
-            yield Missing(f"{item.name} is {entry.status}: {entry.why}")
+            yield Missing(f"{item.name} {entry.outcome}: {entry.why}")
             continue
         found = read(item.name)
         yield found if isinstance(found, Missing) else found.timeline

@@ -100,7 +100,7 @@ def _coarse(stages: Sequence[StageEfficiency]) -> Maybe[tuple[Waterfall, ...]]:
         whole = round(stage.time_ns.median)
         least = min(round(known(then(best.roofline, lambda floor: floor.seconds), 0.0) * 1e9), whole)
         uses = (
-            Use(BudgetKey.ROOFLINE.label, least, f"on the {best.peaks.name} peak"),
+            Use(BudgetKey.ROOFLINE.label, least, f"at the {best.peaks.name} peaks"),
             Use("above the roofline time", whole - least, color=1),
         )
         made.append(Waterfall(stage.stage, f"{stage.stage}, one request", uses))

@@ -87,7 +87,7 @@ def _item(finding: Finding, trial: "Trial | None") -> Item:
 
 
 def _gist(finding: Finding, trial: "Trial | None") -> Item:
-    attempt = f"Try {' '.join(finding.overrides)}" if finding.overrides else "What to change is described below"
+    attempt = f"Try {' '.join(finding.overrides)}" if finding.overrides else "See below for the change"
     outcome = f" Tried: {trial_words(replace(trial, overrides=()))}" if trial is not None else ""
     effect = _effect(finding)
     return Item(f"{effect[0].upper()}{effect[1:]}; {finding.confidence} confidence.", f"{finding.headline} {attempt}.{outcome}")

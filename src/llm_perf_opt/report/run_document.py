@@ -190,7 +190,7 @@ def budget_blocks(trace: TraceAnalysis) -> list[Block]:
         return [Unavailable("Budget:", trace.why or f"the trace has no stages: {trace.stage_why}")]
     stages = f"stages by {trace.stage_method}" + (f" ({trace.stage_why})" if trace.stage_why else "")
     blocks: list[Block] = [
-        Paragraph(f"Rows sum to the wall time to the nanosecond. Kernel times come from {trace.source}; {stages}.")
+        Paragraph(f"The rows add up exactly to the wall time. Kernel times come from {trace.source}; {stages}.")
     ]
     for number, budget in enumerate(trace.budgets):
         blocks += [bullets(budget.problems, "warnings")] if budget.problems else []

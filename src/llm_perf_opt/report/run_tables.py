@@ -295,7 +295,7 @@ def passes_table(analysis: RunAnalysis) -> Table:
     table = Table("passes", "Passes", columns)
     measured = {entry.name: entry for entry in analysis.overheads}
     for entry in analysis.manifest.passes:
-        took: Maybe[float] = Missing(f"the pass is {entry.status}") if entry.seconds is None else entry.seconds
+        took: Maybe[float] = Missing(f"the pass {entry.outcome}") if entry.seconds is None else entry.seconds
         overhead = measured.get(entry.name)
         none = Missing("the pass has no times of its stages")
         factors: list[Cell | Missing | str] = [none, none]

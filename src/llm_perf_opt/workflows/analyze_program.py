@@ -114,12 +114,10 @@ def _passes(manifest: Manifest) -> Table:
     columns = [Column("pass"), Column("status"), Column("tool"), *numbers("took"), Column("note")]
     table = Table("passes", "", columns)
     for entry in manifest.passes:
-        took: Maybe[float] = Missing(f"the pass is {entry.status}") if entry.seconds is None else entry.seconds
+        took: Maybe[float] = Missing(f"the pass {entry.outcome}") if entry.seconds is None else entry.seconds
         note = f"{entry.why} {entry.remedy}".strip()
         table.add(entry.name, entry.status, entry.tool_version, cell(took, seconds), note)
-    table.foot = (
-        "The time of the program pass is unprofiled and includes the start and end of the process. The tools make it slower."
-    )
+    table.foot = "The time of the program pass is unprofiled and includes the start and end of the process. It is longer under the tools."
     return table
 
 

@@ -137,11 +137,11 @@ class RunReader:
         """The checksum of the prompts."""
         found = self._read(self.folder.clean_inputs_file, read_mapping)
         if isinstance(found, Damaged):
-            return Missing("its record of them is damaged")
+            return Missing("its prompt record is damaged")
         if isinstance(found, Missing):
-            return Missing("it has no record of them")
+            return Missing("it has no prompt record")
         checksum = found.get("sha256")
-        return checksum if isinstance(checksum, str) and checksum else Missing("its record of them has no checksum")
+        return checksum if isinstance(checksum, str) and checksum else Missing("its prompt record has no checksum")
 
     @cached_property
     def verified(self) -> Maybe[Verification]:
@@ -157,7 +157,7 @@ class RunReader:
         if entry is None:
             return Missing("no self-test was run")
         if not self.folder.selftest_file.exists():
-            return Missing(f"the self-test is {entry.status}: {entry.why}" if entry.why else "the self-test left no result")
+            return Missing(f"the self-test {entry.outcome}: {entry.why}" if entry.why else "the self-test left no result")
         return self._read(self.folder.selftest_file, _read_selftest)
 
     def counters(self, name: str) -> Maybe[CounterReport]:
@@ -168,7 +168,7 @@ class RunReader:
         if isinstance(selftest, SelfTest) and selftest.doubt is not None:
             return selftest.doubt
         if not self.folder.counters_file(name).exists():
-            return Missing(f"{name} is {entry.status}: {entry.why or 'it left no counters'}")
+            return Missing(f"{name} {entry.outcome}: {entry.why or 'it left no counters'}")
         if isinstance(selftest, Missing):
             return Untested(f"the counters are not used because no self-test checked them: {selftest.why}. {_TEST_AGAIN}")
         found = self._read(self.folder.counters_file(name), read_ncu)
@@ -224,7 +224,7 @@ class RunReader:
         if entry is None:
             return Missing(f"the run was made without the {name} pass")
         if not path.exists():
-            return Missing(f"the {name} pass is {entry.status}: {entry.why or 'it left no result'}")
+            return Missing(f"the {name} pass {entry.outcome}: {entry.why or 'it left no result'}")
         return self._read(path, read)
 
     def _read(self, path: Path, read: Callable[[Path], R]) -> Maybe[R]:

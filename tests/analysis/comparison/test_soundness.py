@@ -59,7 +59,7 @@ IMPOSSIBLE = ImplausibleError("MBU of decode is 1107.8%.", "Check the device.")
         ),
         (
             measured(1, manifest=manifest(passes=(PassRecord("clean", "failed", why="killed"),))),
-            "the unprofiled pass of runs/1 is failed: killed",
+            "the unprofiled pass of runs/1 failed: killed",
         ),
         (measured(1, manifest=manifest(passes=(PassRecord("clean", "started"),))), "the unprofiled pass of runs/1 is started"),
     ],
@@ -107,10 +107,10 @@ def test_other_prompts_that_a_setting_explains_name_the_setting() -> None:
 
 
 def test_unknown_prompts_are_a_caution() -> None:
-    unknown = measured(1, prompts_sha256=Missing("it has no record of them"))
+    unknown = measured(1, prompts_sha256=Missing("it has no prompt record"))
     found = held(measured(), unknown)
     assert found.facts == ()
-    assert "The prompts of runs/1 are unknown and may differ: it has no record of them." in found.cautions
+    assert "The prompts of runs/1 are unknown and may differ: it has no prompt record." in found.cautions
     other = replace(unknown, timings=replace(clean_timings(), tokens_sha256="1" * 64))
     assert "The two sides produced different tokens." in held(measured(), other).cautions
     known = replace(other, prompts_sha256="a" * 64)

@@ -70,7 +70,7 @@ RERUN = Missing("Rerun the invalid run, or leave it out")
 SEE_ABOVE = "not judged; the reason is at the top"
 """The reason of a gate; the full reason is given once, in `Comparison.unjudged`."""
 NOT_JUDGED = Missing("a run is not valid")
-NOT_MADE = Missing("the analysis of these runs does not contain it")
+NOT_MADE = Missing("these runs have no such data")
 
 
 @dataclass(frozen=True)

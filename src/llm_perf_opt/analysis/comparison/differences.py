@@ -302,6 +302,6 @@ def invalid_run(runs: Sequence[RunAnalysis]) -> InvalidRun | None:
             words = f"a figure of {run.run} is implausible: {run.impossible.fact} {run.impossible.remedy}".strip()
             return InvalidRun(run.run, words, impossible=True)
         if entry is not None and entry.status != "complete":
-            words = f"the unprofiled pass of {run.run} is {entry.status}: {entry.why or 'it did not end normally'}"
+            words = f"the unprofiled pass of {run.run} {entry.outcome}: {entry.why or 'it did not end normally'}"
             return InvalidRun(run.run, words)
     return None

@@ -144,7 +144,7 @@ def verdict(distance: Maybe[RooflineDistance], share: Maybe[KernelShare], *, on_
     if on_cpu:
         return NEITHER, f"{distance.words}; on a CPU, slow kernels and the framework's own time cannot be separated"
     if isinstance(share, Missing):
-        return UNKNOWN, f"{distance.words}, and nothing shows for how much of it kernels ran: {share.why} ({HOW_TO_KNOW})"
+        return UNKNOWN, f"{distance.words}, and the share of kernels in it is unknown: {share.why} ({HOW_TO_KNOW})"
     return _far_from_roofline(distance, share)
 
 
@@ -199,7 +199,7 @@ EFFICIENCY_METRICS = (
     EfficiencyMetric(
         "MFU (full attention)", "%",
         "model FLOPs with the full attention matrix / (unprofiled time × peak FLOP/s)",
-        "The same with the full attention matrix, as half the literature counts it. Use it only to compare with published "
+        "The same with the full attention matrix, as many publications count it. Use it only to compare with published "
         "figures.",
     ),
     EfficiencyMetric(
