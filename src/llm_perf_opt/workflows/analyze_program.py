@@ -117,7 +117,7 @@ def _passes(manifest: Manifest) -> Table:
         took: Maybe[float] = Missing(f"the pass {entry.outcome}") if entry.seconds is None else entry.seconds
         note = f"{entry.why} {entry.remedy}".strip()
         table.add(entry.name, entry.status, entry.tool_version, cell(took, seconds), note)
-    table.foot = "The time of the program pass is unprofiled and includes the start and end of the process. It is longer under the tools."
+    table.foot = "The time of the program pass is unprofiled and includes the start and end of the process."
     return table
 
 
