@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.analysis.kernels.table import StageKernel
-from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
-from llm_perf_opt.core.machine_records import Telemetry
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, disk_error, there
 from llm_perf_opt.core.user_files import check_ordinary, parquet_rows, quoted
@@ -19,6 +15,10 @@ from llm_perf_opt.traces.trace_tables import write_rows
 if TYPE_CHECKING:
     import duckdb
 
+    from llm_perf_opt.analysis.kernels.table import StageKernel
+    from llm_perf_opt.analysis.run_analysis import RunAnalysis
+    from llm_perf_opt.analysis.trace.document import TraceAnalysis
+    from llm_perf_opt.core.machine_records import Telemetry
     from llm_perf_opt.traces.trace_cache import CachedTrace
 
 
@@ -215,7 +215,7 @@ _EARLIER_COMPONENTS = "parts.parquet"
 """The components in folders of earlier versions; its column `part` is now `component`."""
 
 
-def write_run_tables(folder: RunFolder, analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> Missing | None:
+def write_run_tables(folder: RunFolder, analysis: "RunAnalysis", telemetry: "Maybe[Telemetry]") -> Missing | None:
     """Write every table; return why there are none, for example without DuckDB."""
     try:
         for name, rows in _rows(analysis, telemetry).items():
@@ -228,7 +228,7 @@ def write_run_tables(folder: RunFolder, analysis: RunAnalysis, telemetry: Maybe[
     return None
 
 
-def _rows(analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> dict[str, list[Row]]:
+def _rows(analysis: "RunAnalysis", telemetry: "Maybe[Telemetry]") -> dict[str, list[Row]]:
     found = analysis.trace
     trace = None if isinstance(found, Missing) else found
     kernels = () if isinstance(analysis.kernels, Missing) else analysis.kernels.stages
@@ -261,7 +261,7 @@ def _value(value: Any) -> Any:
     return None if isinstance(value, Missing) else value
 
 
-def _budget(trace: TraceAnalysis | None) -> list[Row]:
+def _budget(trace: "TraceAnalysis | None") -> list[Row]:
     return [
         {"stage": budget.stage, "key": row.key, "label": row.label, "ns": row.ns, "share": row.share, "units": budget.units,
          "wall_ns": budget.wall_ns}
@@ -270,7 +270,7 @@ def _budget(trace: TraceAnalysis | None) -> list[Row]:
     ]  # fmt: skip
 
 
-def _counters(row: StageKernel) -> Row:
+def _counters(row: "StageKernel") -> Row:
     known = {name: _value(getattr(row, name)) for name in ("stage", "name", "calls", "total_ns", "share")}
     counted = None if isinstance(row.per_call, Missing) else row.per_call
     return known | {name: _value(getattr(counted, name)) if counted else None for name in _names("counters")[5:]}
