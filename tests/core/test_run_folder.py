@@ -271,7 +271,7 @@ def test_any_manifest_goes_through_a_file_unchanged(tmp_path_factory: pytest.Tem
 def test_a_record_that_is_not_there_says_what_that_means(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match=r"x\.json is missing") as caught:
         read_record(tmp_path / "x.json", Manifest)
-    assert "run.json says why" in caught.value.remedy
+    assert "run.json has the reason" in caught.value.remedy
 
 
 def test_a_record_that_is_a_folder_is_a_parse_error(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_chapters_ask_for_what_their_old_names_mean() -> None:
     ch07 = resolve(["ch07"], chip="gh100")
     assert {*SHARED, "smsp__sass_average_branch_targets_threads_uniform.pct"} <= set(ch07.names)
     notes = {metric.name: metric.note for metric in ch07.metrics}
-    assert "Inverted" in notes["smsp__sass_average_branch_targets_threads_uniform.pct"]
+    assert "is inverted" in notes["smsp__sass_average_branch_targets_threads_uniform.pct"]
     assert "shared_load_sectors" in notes[SHARED[0]]
     assert resolve(["ch10"], chip="gh100").names == resolve(["ch11"], chip="gh100").names == resolve(["ch19"], chip="gh100").names
     assert resolve(["ch08"], chip="gh100").names.count("gpu__time_duration.sum") == 1

@@ -44,7 +44,7 @@ def test_the_inverse_sense_is_pointed_out() -> None:
     found = translate("ga100", "smsp__sass_average_branch_divergence.pct")
     assert found is not None
     assert found.parts == (Part("smsp__sass_average_branch_targets_threads_uniform.pct"),)
-    assert "Inverted" in found.note
+    assert "is inverted" in found.note
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_noise_is_undecided_with_what_would_help() -> None:
     assert "runs per side" in some.needed
     restless = check_gate(GATE, measured(0.0, deviation=0.2), False)
     assert restless.outcome == "cannot tell"
-    assert "scatter by" in restless.why
+    assert "vary by" in restless.why
 
 
 def test_the_suggested_runs_are_about_enough() -> None:
@@ -302,7 +302,7 @@ def test_a_run_that_moved_needs_runs_and_not_repeats() -> None:
     assert found.uncertainty.moved == pytest.approx(0.05, abs=0.01)
     result = check_gate(Gate("tpot", "tpot", 0.03), found, False)
     assert (result.outcome, exit_code([result])) == ("cannot tell", 2)
-    assert "speed by 5." in result.why or "speed by 4." in result.why
+    assert "changed by 5." in result.why or "changed by 4." in result.why
     assert result.needed == "3 alternating runs per side"
 
 
