@@ -98,7 +98,7 @@ def _coarse(stages: Sequence[StageEfficiency]) -> Maybe[tuple[Waterfall, ...]]:
         if best is None:
             return Missing("no peak is known to compare with")
         whole = round(stage.time_ns.median)
-        least = min(round(known(then(best.roofline, lambda floor: floor.seconds), 0.0) * 1e9), whole)
+        least = min(round(known(then(best.roofline, lambda least: least.seconds), 0.0) * 1e9), whole)
         uses = (
             Use(BudgetKey.ROOFLINE.label, least, f"at the {best.peaks.name} peaks"),
             Use("above the roofline time", whole - least, color=1),

@@ -80,7 +80,7 @@ def _what_if(rows: Sequence[WhatIf]) -> Table:
 
 
 def _least(value: Maybe[RooflineTime]) -> list[Cell | Missing]:
-    return [cell(then(value, lambda floor: floor.seconds * 1e9), duration), cell(then(value, lambda floor: floor.bound))]
+    return [cell(then(value, lambda least: least.seconds * 1e9), duration), cell(then(value, lambda least: least.bound))]
 
 
 def _stage(name: str, title: str, stage: StageCost) -> Table:

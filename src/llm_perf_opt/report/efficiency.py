@@ -166,6 +166,6 @@ def _work(computed: float, moved: float) -> list[Cell | Missing]:
     return [cell(computed, flops), cell(moved, moved_bytes), cell(intensity, significant)]
 
 
-def bound_words(floor: ComponentRoofline) -> str:
+def bound_words(least: ComponentRoofline) -> str:
     """Return whether compute or memory sets the roofline time of a component, or `nothing`."""
-    return floor.bound if floor.seconds else "nothing"
+    return least.bound if least.seconds else "nothing"

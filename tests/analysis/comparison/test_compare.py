@@ -151,6 +151,13 @@ def test_how_it_runs_may_differ_and_is_listed() -> None:
     assert [row.key for row in one_to_one(run(), newer).environment] == ["packages.torch"]
 
 
+def test_the_reason_of_a_missing_fact_is_not_compared() -> None:
+    earlier, later = (
+        replace(run(), env={**run().env, "cpu": {"governor": f"n/a: {why}"}}) for why in ("not told", "not reported")
+    )
+    assert [row.key for row in one_to_one(earlier, later).environment] == []
+
+
 def test_other_differences_than_the_experiment_are_a_caution() -> None:
     new = run(timings=BATCH_4, setting=("runtime", "batch_size", 4))
     new.config["runtime"]["compile"] = "default"

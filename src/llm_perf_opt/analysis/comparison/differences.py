@@ -5,7 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.comparison.effects import Judgement, Order
-from llm_perf_opt.analysis.comparison.facts import KINDS, PROMPTS, Facts, Kind, facts_of_side, flatten, machine_cautions
+from llm_perf_opt.analysis.comparison.facts import (
+    KINDS,
+    PROMPTS,
+    Facts,
+    Kind,
+    facts_of_side,
+    flatten,
+    is_unavailable,
+    machine_cautions,
+)
 from llm_perf_opt.analysis.comparison.statistics import RECOMMENDED_RUNS, are_several, is_measured, runs_to_measure
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError, nearest
@@ -63,7 +72,9 @@ def environment_differences(base: Sequence[RunAnalysis], new: Sequence[RunAnalys
     found = []
     for key in sorted({key for side in sides for env in side for key in env}):
         values = [list(dict.fromkeys(env.get(key, ABSENT) for env in side)) for side in sides]
-        if len({*values[0], *values[1]}) > 1 and not _under(key, _VOLATILE) and not _all_unset(*values[0], *values[1]):
+        every = {*values[0], *values[1]}
+        known = not _all_unset(*every) and not all(is_unavailable(value) for value in every)
+        if len(every) > 1 and known and not _under(key, _VOLATILE):
             found.append(Difference(key, "; ".join(values[0]), "; ".join(values[1])))
     return tuple(found)
 

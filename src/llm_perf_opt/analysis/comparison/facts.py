@@ -31,6 +31,11 @@ _NOT_ARCHITECTURE = ("transformers_version", "dtype", "torch_dtype", "architectu
 """Fields of a model's configuration that do not describe its shape."""
 
 
+def is_unavailable(value: str) -> bool:
+    """Return whether a fact of the machine is n/a. Its reason is text and is not compared."""
+    return value.startswith("n/a")
+
+
 def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
     """Return nested settings by dotted key; a list is one value."""
     found: dict[str, str] = {}
@@ -75,7 +80,7 @@ def facts_of_side(name: str, runs: Sequence[RunAnalysis]) -> Facts:
 
 def _machine(env: Mapping[str, Any], on_gpu: bool) -> dict[str, str]:
     """Return what limits the speed of the machine, without a card that the run did not use."""
-    known = {key: value for key, value in flatten(env).items() if not value.startswith("n/a")}
+    known = {key: value for key, value in flatten(env).items() if not is_unavailable(value)}
     found = {key: known[key] for key in (*_OF_HOST, *(_OF_GPU if on_gpu else ())) if key in known}
     if on_gpu and known.get(_GPU_MEMORY, "").isdecimal():
         # Drivers reserve some megabytes, and different versions different amounts.
@@ -130,4 +135,4 @@ def machine_cautions(runs: Sequence[RunAnalysis]) -> tuple[str, ...]:
 def distinct(runs: Sequence[RunAnalysis], key: str) -> list[str]:
     """Return the distinct known values under this key of the runs' environments."""
     values = [flatten(run.env).get(key, "n/a") for run in runs]
-    return list(dict.fromkeys(value for value in values if not value.startswith("n/a")))
+    return list(dict.fromkeys(value for value in values if not is_unavailable(value)))
