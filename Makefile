@@ -9,7 +9,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadfile
 
-.PHONY: profile test test-all explore check format bench vllm-venv clean
+.PHONY: profile test test-all test-long explore check format bench vllm-venv clean
 
 profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machine has
 	$(BIN)/llm-perf run $(OVERRIDES)
@@ -17,7 +17,9 @@ profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machi
 test: $(INSTALLED)  ## the tests, in minutes
 	$(PYTEST) -m 'not slow'
 
-test-all: test  ## and those that take long: NVIDIA's tools, Chromium, vLLM, ten thousand damaged files (what is not here is skipped)
+test-all: test test-long  ## and those that take long: NVIDIA's tools, Chromium, vLLM, ten thousand damaged files (what is not here is skipped)
+
+test-long: $(INSTALLED)
 	LLM_PERF_FUZZ=10000 $(PYTEST) -m 'slow or fuzz'
 
 explore: $(INSTALLED)  ## property tests and damaged files with new random choices; prints the seed

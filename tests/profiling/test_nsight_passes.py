@@ -10,8 +10,8 @@ import pytest
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.profiling.ncu_pass import counting_limit, missing_notes
-from llm_perf_opt.profiling.nsys_pass import TimelineCheck, record_timeline
+from llm_perf_opt.profiling.ncu_counters import counting_limit, missing_notes
+from llm_perf_opt.profiling.nsys_timeline import TimelineCheck, record_timeline
 from llm_perf_opt.profiling.passes import PassPlan, restart_note
 from llm_perf_opt.profiling.vendor.launch import Finished, UnexplainedEndError
 from llm_perf_opt.profiling.vendor.logs import nsys_log_problems

@@ -14,9 +14,9 @@ from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.counters.manifest import resolve
 from llm_perf_opt.profiling import capture as pipeline
-from llm_perf_opt.profiling import ncu_pass, nsys_pass
+from llm_perf_opt.profiling import ncu_counters, nsys_timeline
 from llm_perf_opt.profiling.passes import Capture, NothingToCountError, PassPlan, Program
-from llm_perf_opt.profiling.program_pass import SPELLINGS, ExecRequest, _profiling
+from llm_perf_opt.profiling.program import SPELLINGS, ExecRequest, _profiling
 from llm_perf_opt.profiling.vendor.compatibility import Permission
 from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
@@ -48,14 +48,14 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[PassPlan]:
 
     monkeypatch.setattr(Capture, "tool", lambda self, name, label: Path(f"/opt/{name}"))
     monkeypatch.setattr(Capture, "gpu", True)
-    monkeypatch.setattr(nsys_pass, "probe_nsys", lambda _: PROBE)
-    monkeypatch.setattr(nsys_pass, "check_ranges_visible", lambda _: None)
-    monkeypatch.setattr(nsys_pass, "record_timeline", launched)
-    monkeypatch.setattr(ncu_pass, "counter_permission", lambda: Permission("ok", ""))
-    monkeypatch.setattr(ncu_pass, "counted_metrics", lambda asked, index, ncu: resolve(asked.sets, chip="gh100"))
-    monkeypatch.setattr(ncu_pass, "tool_version", lambda _: "2025.3")
-    monkeypatch.setattr(ncu_pass, "run_selftest", lambda capture, counting: None)
-    monkeypatch.setattr(ncu_pass, "read_counters", launched)
+    monkeypatch.setattr(nsys_timeline, "probe_nsys", lambda _: PROBE)
+    monkeypatch.setattr(nsys_timeline, "check_ranges_visible", lambda _: None)
+    monkeypatch.setattr(nsys_timeline, "record_timeline", launched)
+    monkeypatch.setattr(ncu_counters, "counter_permission", lambda: Permission("ok", ""))
+    monkeypatch.setattr(ncu_counters, "counted_metrics", lambda asked, index, ncu: resolve(asked.sets, chip="gh100"))
+    monkeypatch.setattr(ncu_counters, "tool_version", lambda _: "2025.3")
+    monkeypatch.setattr(ncu_counters, "run_selftest", lambda capture, counting: None)
+    monkeypatch.setattr(ncu_counters, "read_counters", launched)
     return made
 
 
@@ -90,8 +90,7 @@ def of_program(path: Path, range_: str = "", *, as_available: bool = False) -> C
 def launch(name: str, capture: Capture) -> None:
     found = pass_named(name)
     assert found is not None
-    assert found.launch is not None
-    found.launch(capture)
+    found.start(capture)
 
 
 def test_a_timeline_is_gated_on_the_measured_iteration(tmp_path: Path, plans: list[PassPlan]) -> None:
@@ -107,14 +106,14 @@ def test_a_timeline_is_gated_on_the_measured_iteration(tmp_path: Path, plans: li
 def test_decode_alone_is_recorded_where_the_whole_cannot_be_read(
     tmp_path: Path, plans: list[PassPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched = nsys_pass.record_timeline
+    launched = nsys_timeline.record_timeline
 
     def failing_once(folder: RunFolder, plan: PassPlan, *more: Any) -> None:
         launched(folder, plan, *more)
         if plan.name == "nsys":
             raise CaptureError("It cannot be read.", "")
 
-    monkeypatch.setattr(nsys_pass, "record_timeline", failing_once)
+    monkeypatch.setattr(nsys_timeline, "record_timeline", failing_once)
     capture = of_model(tmp_path / "run")
     capture.folder.raw("nsys").mkdir()
     (capture.folder.raw("nsys") / "run.nsys-rep").write_bytes(b"x")
@@ -156,7 +155,7 @@ def test_the_kernels_of_a_program_are_counted(tmp_path: Path, plans: list[PassPl
 
 
 def test_a_program_without_kernels_is_not_counted(tmp_path: Path, plans: list[PassPlan], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_pass, "run_selftest", lambda *_: pytest.fail("there is nothing to count"))
+    monkeypatch.setattr(ncu_counters, "run_selftest", lambda *_: pytest.fail("there is nothing to count"))
     capture = of_program(tmp_path / "run", "no-such-range@mine")
     with pytest.raises(NothingToCountError, match="No launch was selected"):
         launch("ncu", capture)
@@ -172,7 +171,7 @@ def test_a_self_test_that_fails_leaves_the_counters_unread(
     def failing(*_: object) -> None:
         raise CaptureError("The counter self-test failed.", "")
 
-    monkeypatch.setattr(ncu_pass, "run_selftest", failing)
+    monkeypatch.setattr(ncu_counters, "run_selftest", failing)
     capture = of_model(tmp_path / "run")
     with pytest.raises(CaptureError, match="self-test failed"):
         launch("ncu_selftest", capture)

@@ -27,7 +27,7 @@ def ceilings(
     from datetime import datetime, timezone
 
     from llm_perf_opt.cli.progress import progress_for
-    from llm_perf_opt.profiling.ceilings_pass import find_ceilings
+    from llm_perf_opt.profiling.ceilings import find_ceilings
     from llm_perf_opt.report.ceilings import ceilings_document, ceilings_json
     from llm_perf_opt.report.terminal import render_text
 

@@ -65,7 +65,7 @@ def exec_program(
     from llm_perf_opt.cli.progress import progress_for
     from llm_perf_opt.config.schema import MetricsConfig, RegionsConfig
     from llm_perf_opt.core.run_folder import RunFolder
-    from llm_perf_opt.profiling.program_pass import ExecRequest, capture_program, check_request
+    from llm_perf_opt.profiling.program import ExecRequest, capture_program, check_request
     from llm_perf_opt.workflows.analyze_program import report_program
     from llm_perf_opt.workflows.run_reader import RunReader
 

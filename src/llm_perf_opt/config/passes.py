@@ -1,7 +1,9 @@
 """The registry of passes: name, order, how a pass is launched, what it leaves in `raw/`, which stages it sees.
 
-A pass is a module `profiling/NAME_pass.py` with a tuple `PASSES`, or an entry point of the group `llm_perf_opt.passes` in another
-package. Its settings `profiling.passes.NAME.KEY=VALUE` are the fields of its settings dataclass.
+A pass is declared in the tuple `PASSES` of a module `profiling/*_pass.py`, or by an entry point of the group
+`llm_perf_opt.passes` in another package. Every verb that reads a run imports these modules, so `Pass.launch` can name a
+function that is imported when the pass starts. The settings `profiling.passes.NAME.KEY=VALUE` are the
+fields of its settings dataclass.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,16 +11,18 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
-from typing import Any
+from pkgutil import iter_modules, resolve_name
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from llm_perf_opt.config.registry import Declared, declared, load
-from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage
+
+if TYPE_CHECKING:
+    from llm_perf_opt.config.schema import RunConfig
 
 GROUP = "llm_perf_opt.passes"
 _ROOM = "llm_perf_opt.profiling"
@@ -43,12 +47,11 @@ class Pass:
     """Its name in progress output and messages."""
     order: int
     """Passes run in this order: the unprofiled pass is 20, timelines are 30 to 49, counters are 60."""
-    launch: Callable[[Any], None] | None = None
-    """Runs the pass in a `profiling.passes.Capture`. An error before its command starts marks it skipped, a later one failed.
-
-    None: the launch of another pass runs it.
+    launch: Callable[[Any], None] | str | None = None
+    """Runs the pass in a `profiling.passes.Capture`: a function, or `module:function`, which is imported when the pass starts. An
+    error before its command starts marks it skipped, a later one failed. None: the launch of another pass runs it.
     """
-    wanted: Callable[[RunConfig], bool] | None = None
+    wanted: "Callable[[RunConfig], bool] | None" = None
     """Whether a configuration requests it; None: `profiling.passes.NAME.enable` decides."""
     settings: type[Any] = PassSettings
     """A dataclass with a field `enable` and a default for every field."""
@@ -69,15 +72,22 @@ class Pass:
     programs: bool = False
     """Whether it can run a user's program (`llm-perf exec`)."""
 
+    def start(self, capture: Any) -> None:
+        """Run the pass."""
+        launch = resolve_name(self.launch) if isinstance(self.launch, str) else self.launch
+        if launch is None:
+            raise ValueError(f"{self.name} is run by another pass")
+        launch(capture)
+
     def trace_file(self, folder: RunFolder) -> Path:
         """Return the path of its timeline, which may not exist."""
         return folder.raw(self.name) / self.trace
 
-    def is_wanted(self, config: RunConfig) -> bool:
+    def is_wanted(self, config: "RunConfig") -> bool:
         """Return whether this configuration requests the pass."""
         return self.wanted(config) if self.wanted else bool(self.settings_in(config).enable)
 
-    def settings_in(self, config: RunConfig) -> Any:
+    def settings_in(self, config: "RunConfig") -> Any:
         """Return the pass's section of `profiling.passes`, or raise a ConfigError that names the key."""
         given, known = config.profiling.passes.get(self.name, {}), [item.name for item in fields(self.settings)]
         where = f"profiling.passes.{self.name}"
@@ -127,7 +137,7 @@ def sees_stages(name: str) -> bool:
     return found is None or bool(found.stages and not found.essential)
 
 
-def planned_passes(config: RunConfig) -> tuple[str, ...]:
+def planned_passes(config: "RunConfig") -> tuple[str, ...]:
     """Return the passes that a run requests, in order."""
     return tuple(item.name for item in known_passes() if item.is_wanted(config))
 
@@ -138,7 +148,7 @@ def trace_files(folder: RunFolder) -> dict[str, Path]:
     return {item.name: item.trace_file(folder) for item in whole}
 
 
-def check_sections(config: RunConfig) -> RunConfig:
+def check_sections(config: "RunConfig") -> "RunConfig":
     """Raise a ConfigError for a section of `profiling.passes` without a pass, and for fields that its pass does not have."""
     for name in config.profiling.passes:
         found = pass_named(name)

@@ -59,7 +59,7 @@ def _run_passes(plan: Capture) -> LlmPerfError | None:
         if entry.name not in plan.names or entry.launch is None:
             continue
         try:
-            entry.launch(plan)
+            entry.start(plan)
         except Interrupted:
             raise
         except LlmPerfError as error:

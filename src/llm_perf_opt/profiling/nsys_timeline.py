@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.analysis.trace.stages import stage_columns
-from llm_perf_opt.config.passes import EVERY_STAGE, Pass
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.counters.manifest import resolve
+from llm_perf_opt.profiling.nsight_pass import NSYS_LABEL, NSYS_STAGES
 from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, UnderTool, restart_note, run_pass
 from llm_perf_opt.profiling.requested_metrics import ANY_CHIP, nsys_traces
 from llm_perf_opt.profiling.timelines import CLOCK_SLACK_NS, marked_ranges
@@ -26,9 +26,7 @@ from llm_perf_opt.profiling.vendor.tool_pass import STARTS, export_nsys, report_
 from llm_perf_opt.traces.health import Expected, examined
 from llm_perf_opt.traces.trace_cache import cached_trace
 
-_NAME, _DECODE = "nsys", "nsys_decode"
-_LABEL = "Nsight Systems"
-_STAGES = {_NAME: EVERY_STAGE, _DECODE: (Stage.DECODE, Stage.DECODE_STEP)}
+_NAME, _DECODE = NSYS_STAGES
 _GATED_BY_RANGE = "The NVTX range started the capture: on the CPU nothing calls cudaProfilerStart."
 
 
@@ -43,10 +41,10 @@ class TimelineCheck:
     """Maximum number of starts if nsys loses its agent."""
 
 
-def _launch(capture: Capture) -> None:
+def launch(capture: Capture) -> None:
     """Record the timeline of the iteration; if that fails on a CUDA call of prefill, the timeline of decode."""
     capture.started(_NAME)
-    nsys = capture.tool("nsys", _LABEL)
+    nsys = capture.tool("nsys", NSYS_LABEL)
     probe = probe_nsys(nsys)
     if isinstance(probe, Missing):
         raise ResourceError(f"{probe.why}.", "Reinstall Nsight Systems, or set NSYS to another nsys binary.")
@@ -87,14 +85,14 @@ def _plan(capture: Capture, nsys: Path, probe: NsysProbe, name: str) -> PassPlan
 def _gate(capture: Capture, name: str, by_api: bool) -> Gate:
     if capture.program:
         return on_range(capture.program.range) if capture.program.range else WHOLE_PROGRAM
-    return CUDA_PROFILER_API if by_api else on_stage(Stage.PROFILE if Stage.PREFILL in _STAGES[name] else Stage.DECODE)
+    return CUDA_PROFILER_API if by_api else on_stage(Stage.PROFILE if Stage.PREFILL in NSYS_STAGES[name] else Stage.DECODE)
 
 
 def _record(capture: Capture, plan: PassPlan, nsys: Path) -> None:
     expected, starts = Expected(), 1
     if capture.config:
         runtime = capture.config.runtime
-        ranges = marked_ranges(_STAGES[plan.name], runtime.type, runtime.engine, runtime.num_new_tokens)
+        ranges = marked_ranges(NSYS_STAGES[plan.name], runtime.type, runtime.engine, runtime.num_new_tokens)
         expected, starts = Expected(gpu=capture.gpu, ranges=ranges, command=str(capture.folder.config_file)), STARTS
     check = TimelineCheck(nsys, expected, capture.profiling.max_trace_gb, starts)
     record_timeline(capture.folder, plan, capture.listener, check)
@@ -128,31 +126,3 @@ def _incomplete(folder: RunFolder, name: str, expected: Expected) -> LlmPerfErro
     if worst is None:
         return None
     return CaptureError(f"The nsys report is incomplete and is not used: {worst.what}", worst.remedy)
-
-
-_TIMELINE = Pass(
-    _NAME,
-    _LABEL,
-    40,
-    _launch,
-    lambda config: config.profiling.nsys.enable,
-    trace="run.sqlite",
-    checked=True,
-    tool=f"{_LABEL} ({_NAME})",
-    stages=_STAGES[_NAME],
-    programs=True,
-)
-PASSES = (
-    _TIMELINE,
-    replace(
-        _TIMELINE,
-        name=_DECODE,
-        label=f"{_LABEL}, decode only",
-        order=41,
-        launch=None,
-        wanted=lambda _: False,  # started by `_launch` if the whole iteration cannot be recorded
-        tool=f"{_LABEL} ({_DECODE})",
-        stages=_STAGES[_DECODE],
-        programs=False,
-    ),
-)

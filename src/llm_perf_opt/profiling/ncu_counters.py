@@ -14,7 +14,7 @@ from typing import Any
 from llm_perf_opt.analysis.kernels.counter_selftest import judge, reported_work
 from llm_perf_opt.analysis.kernels.selection import Launch, Selection, expected_passes, select
 from llm_perf_opt.analysis.trace.stage_launches import ANY_DOMAIN, all_launches, domains_of, range_launches, stage_launches
-from llm_perf_opt.config.passes import Pass, known_passes
+from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.core.machine_records import CounterReport
 from llm_perf_opt.core.records import Maybe, Missing
@@ -23,6 +23,7 @@ from llm_perf_opt.core.stages import Stage, ncu_range
 from llm_perf_opt.core.units import percentage
 from llm_perf_opt.counters.catalog import roles
 from llm_perf_opt.counters.manifest import ResolvedMetrics
+from llm_perf_opt.profiling.nsight_pass import NCU_LABEL, NCU_PROGRAM, NCU_SELFTEST, NCU_STAGES
 from llm_perf_opt.profiling.passes import (
     Capture,
     Listener,
@@ -43,9 +44,6 @@ from llm_perf_opt.runners.measure import counter_selftest
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.projection import project
 
-_LABEL = "Nsight Compute"
-_SELFTEST, _PROGRAM = "ncu_selftest", "ncu"
-_STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
 _SLOW_START, _LEAST_START_S = 5, 60.0
 """A program starts more slowly under Nsight Compute than under Nsight Systems: 2 × on the H200."""
 _OVERRUN = 3
@@ -61,17 +59,17 @@ class _Counting:
     metrics: ResolvedMetrics
 
 
-def _launch(capture: Capture) -> None:
+def launch(capture: Capture) -> None:
     """Run the self-test, then count the kernels of each stage or of the program. An error that stops all is raised once."""
-    counted = [name for name in capture.names if name in (*_STAGES, _PROGRAM)]
+    counted = [name for name in capture.names if name in (*NCU_STAGES, NCU_PROGRAM)]
     try:
         counting = _counting(capture)
     except (ResourceError, ConfigError) as error:
-        _skip_all(capture, [name for name in capture.names if name in (_SELFTEST, *counted)], error)
+        _skip_all(capture, [name for name in capture.names if name in (NCU_SELFTEST, *counted)], error)
         raise
     try:
         chosen = _choices(capture, counting, counted)
-        if capture.program and isinstance(nothing := chosen[_PROGRAM].selection, Missing):
+        if capture.program and isinstance(nothing := chosen[NCU_PROGRAM].selection, Missing):
             remedy = "The nsys pass must record kernels first."
             raise NothingToCountError(f"No launch was selected: {nothing.why.rstrip('.')}.", remedy)
         run_selftest(capture, counting)
@@ -99,7 +97,7 @@ def _skip_all(capture: Capture, names: Sequence[str], why: LlmPerfError) -> None
 
 
 def _counting(capture: Capture) -> _Counting:
-    ncu = capture.tool("ncu", _LABEL)
+    ncu = capture.tool("ncu", NCU_LABEL)
     if not capture.gpu:
         remedy = capture.without("ncu")
         raise ResourceError("Nsight Compute needs an NVIDIA GPU, and this run has none.", f"{remedy[0].upper()}{remedy[1:]}.")
@@ -160,13 +158,13 @@ def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -
 
 
 def _what(capture: Capture, name: str) -> str:
-    return str(_STAGES[name]) if name in _STAGES else (capture.program and capture.program.range) or "the program"
+    return str(NCU_STAGES[name]) if name in NCU_STAGES else (capture.program and capture.program.range) or "the program"
 
 
 def _launches(capture: Capture, name: str, timeline: Timeline) -> list[Launch]:
     projection = project(timeline.trace)
-    if name in _STAGES:
-        return stage_launches(timeline.trace, projection, _STAGES[name])
+    if name in NCU_STAGES:
+        return stage_launches(timeline.trace, projection, NCU_STAGES[name])
     if capture.program and capture.program.range:
         return range_launches(timeline.trace, projection, *_name_and_domain(capture.program.range))
     return all_launches(timeline.trace, projection)
@@ -174,8 +172,8 @@ def _launches(capture: Capture, name: str, timeline: Timeline) -> list[Launch]:
 
 def _ranges(capture: Capture, name: str) -> list[str]:
     """Return the range in ncu syntax, DOMAIN@NAME/. ncu has no "any domain", so the domains of the timeline are named."""
-    if name in _STAGES:
-        return [ncu_range(_STAGES[name])]
+    if name in NCU_STAGES:
+        return [ncu_range(NCU_STAGES[name])]
     if not (capture.program and capture.program.range):
         return []
     name, domain = _name_and_domain(capture.program.range)
@@ -226,7 +224,7 @@ def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) ->
         f"{percentage(chosen.coverage)} of the kernel time of {_what(capture, name)}"
     )
     capture.listener.pass_message(name, {"event": "phase", "text": text})
-    steps = chosen.steps_needed if _STAGES.get(name) is Stage.DECODE_STEP else 0
+    steps = chosen.steps_needed if NCU_STAGES.get(name) is Stage.DECODE_STEP else 0
     request = NcuRequest(
         ranges=_ranges(capture, name),
         metrics=counting.metrics.names,
@@ -307,15 +305,15 @@ def run_selftest(capture: Capture, counting: _Counting) -> None:
     work = [sys.executable, "-m", counter_selftest.__name__, "--device-index", str(capture.device_index)]
     metrics = [*names.tensor_flops, names.dram_read_bytes, names.dram_write_bytes, names.time_ns]
     request = NcuRequest(ranges=[counter_selftest.SELFTEST_RANGE], metrics=metrics, ours=False)
-    argv = build_ncu_cmd(ncu, folder.tool_report(_SELFTEST), work, request)
+    argv = build_ncu_cmd(ncu, folder.tool_report(NCU_SELFTEST), work, request)
     listener = _SelfTestListener(capture.listener)
-    capture.started(_SELFTEST)
-    plan = PassPlan(_SELFTEST, argv, capture.profiling.pass_timeout_s, counting.version)
+    capture.started(NCU_SELFTEST)
+    plan = PassPlan(NCU_SELFTEST, argv, capture.profiling.pass_timeout_s, counting.version)
     read_counters(folder, plan, listener, CountersCheck(ncu, capture.profiling.max_trace_gb))
-    found = judge(folder.parsed(folder.counters_file(_SELFTEST), read_ncu), reported_work(listener.ran), names)
+    found = judge(folder.parsed(folder.counters_file(NCU_SELFTEST), read_ncu), reported_work(listener.ran), names)
     if isinstance(found, Missing):
         _mark_failed(folder, found.why)
-        raise CaptureError(f"The counter self-test has no result: {found.why}.", f"See {folder.log_file(_SELFTEST)}.")
+        raise CaptureError(f"The counter self-test has no result: {found.why}.", f"See {folder.log_file(NCU_SELFTEST)}.")
     write_record(folder.selftest_file, found)
     if not found.passed:
         _mark_failed(folder, found.why)
@@ -326,26 +324,6 @@ def run_selftest(capture: Capture, counting: _Counting) -> None:
 
 
 def _mark_failed(folder: RunFolder, why: str) -> None:
-    entry = folder.manifest().pass_named(_SELFTEST)
+    entry = folder.manifest().pass_named(NCU_SELFTEST)
     if entry is not None:
         folder.update_pass(replace(entry, status="failed", why=why))
-
-
-PASSES = (
-    Pass(_SELFTEST, f"{_LABEL}, counter self-test", 60, _launch, lambda config: config.profiling.ncu.enable),
-    Pass(
-        "ncu_prefill",
-        f"{_LABEL}, prefill",
-        61,
-        wanted=lambda config: config.profiling.ncu.enable,
-        stages=(Stage.PREFILL,),
-    ),
-    Pass(
-        "ncu_decode",
-        f"{_LABEL}, a decode step",
-        62,
-        wanted=lambda config: config.profiling.ncu.enable and config.runtime.num_new_tokens > 1,
-        stages=(Stage.DECODE_STEP,),
-    ),
-    Pass(_PROGRAM, _LABEL, 60, _launch, lambda _: False, programs=True),
-)

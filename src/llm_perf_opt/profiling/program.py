@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import yaml
 
-from llm_perf_opt.config.passes import Pass, known_passes
+from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.config.schema import (
     MetricsConfig,
     NcuConfig,
@@ -21,7 +21,8 @@ from llm_perf_opt.config.schema import (
 )
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
-from llm_perf_opt.profiling.passes import Capture, Listener, Program, run_alone
+from llm_perf_opt.profiling.capture import fill
+from llm_perf_opt.profiling.passes import Capture, Listener, Program
 from llm_perf_opt.profiling.requested_metrics import check_counters, check_patterns, on_gpu
 from llm_perf_opt.profiling.vendor.gates import check_gate
 
@@ -91,8 +92,6 @@ def capture_program(request: ExecRequest, folder: RunFolder, command: Sequence[s
         values = {"profiling": {"regions": asdict(request.regions)}}  # needed to regenerate the pages
         write_whole(folder.config_file, yaml.safe_dump(values, sort_keys=False, default_flow_style=None).encode())
 
-    from llm_perf_opt.profiling.capture import fill  # known_passes() imports this module, also to read a run
-
     return fill(capture, command, prepare, "exec")
 
 
@@ -110,16 +109,3 @@ def _profiling(request: ExecRequest) -> ProfilingConfig:
         pass_timeout_s=request.timeout_s,
         max_trace_gb=request.max_trace_gb,
     )
-
-
-PASSES = (
-    Pass(
-        "program",
-        "the unprofiled program",
-        20,
-        lambda capture: run_alone(capture, "program", capture.work("program")),
-        lambda _: False,
-        essential=True,
-        programs=True,
-    ),
-)

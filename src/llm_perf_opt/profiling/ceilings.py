@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from llm_perf_opt import __version__
-from llm_perf_opt.config.passes import Pass
+from llm_perf_opt.config.passes import label_of
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, nearest
 from llm_perf_opt.core.machine_records import FoundCeilings, read_ceilings
 from llm_perf_opt.core.records import SCHEMA, Manifest
@@ -14,7 +14,6 @@ from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPl
 
 DEVICES = ("auto", "cpu", "cuda")
 _NAME = "ceilings"
-_LABEL = "measured peaks"
 _TIMEOUT_S = 120.0
 """More than ten times the measuring time: loading the framework can be slow."""
 
@@ -29,7 +28,7 @@ def _measure(folder: RunFolder, listener: Listener, words: list[str], budget_s: 
     def check(ended: LlmPerfError | None) -> PassOutcome:
         return PassOutcome(ended, "read from the cache" if ended is None and folder.parsed(out, read_ceilings).cached else "")
 
-    listener.pass_started(_NAME, _LABEL)
+    listener.pass_started(_NAME, label_of(_NAME))
     plan = PassPlan(
         _NAME, argv, timeout_s, framework(), limit=f"the limit of {timeout_s:.0f} s", longer="Check whether the device is busy."
     )
@@ -67,10 +66,7 @@ def _arguments(device: str, device_index: int, threads: int | None) -> list[str]
     return words + (["--threads", str(threads)] if threads is not None else [])
 
 
-def _launch(capture: Capture) -> None:
+def launch(capture: Capture) -> None:
     """Measure the peaks. If that fails, the run continues and reports the error at its end."""
     threads = capture.config.hardware.cpu_threads if capture.config else None
     _measure(capture.folder, capture.listener, _arguments(capture.device, capture.device_index, threads))
-
-
-PASSES = (Pass(_NAME, _LABEL, 25, _launch, lambda config: config.profiling.ceilings and config.profiling.clean),)

@@ -1,22 +1,20 @@
-"""The unprofiled pass, the source of all times, and the telemetry sampler next to it."""
+"""Launch the measured process: unprofiled with the telemetry sampler next to it, or under torch.profiler; or a user's program."""
 
 import sys
 from dataclasses import replace
 
 import yaml
 
-from llm_perf_opt.config.passes import EVERY_STAGE, Pass
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
 from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import read_mapping, write_whole
-from llm_perf_opt.profiling.passes import Capture, begin_pass, plain_run, run_measured
+from llm_perf_opt.profiling.passes import Capture, begin_pass, plain_run, run_alone, run_measured
 from llm_perf_opt.profiling.vendor.launch import Companion
 from llm_perf_opt.runners.measure import nvml
 from llm_perf_opt.runners.measure.gpu import gpu_count
-from llm_perf_opt.traces.pass_records import read_timings
 
 
-def _launch(capture: Capture) -> None:
+def launch(capture: Capture) -> None:
     """Run the pass; raise its error, or the sampler's if the pass succeeded."""
     folder = capture.folder
     sampler = _start_sampler(capture) if "nvml" in capture.names else None
@@ -32,6 +30,16 @@ def _launch(capture: Capture) -> None:
             write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
     if sampler_error is not None:
         raise sampler_error
+
+
+def launch_program(capture: Capture) -> None:
+    """Run the user's program unprofiled."""
+    run_alone(capture, "program", capture.work("program"))
+
+
+def launch_torch(capture: Capture) -> None:
+    """Run the torch.profiler pass, which the measured process records itself."""
+    run_measured(capture, "torch")
 
 
 def _start_sampler(capture: Capture) -> Companion | LlmPerfError:
@@ -66,19 +74,3 @@ def _stop_sampler(capture: Capture, sampler: Companion) -> LlmPerfError | None:
 def _end(capture: Capture, entry: PassRecord) -> None:
     capture.folder.update_pass(entry)
     capture.listener.pass_ended(entry)
-
-
-PASSES = (
-    Pass("nvml", "telemetry", 10, wanted=lambda config: config.profiling.nvml.enable and config.profiling.clean),
-    Pass(
-        "clean",
-        "unprofiled reference",
-        20,
-        _launch,
-        lambda config: config.profiling.clean,
-        leaves={"timings.json": read_timings},
-        measured=lambda timings: bool(timings.iterations),
-        stages=EVERY_STAGE,
-        essential=True,
-    ),
-)
