@@ -20,11 +20,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import default_config, with_value
-from llm_perf_opt.config import schema as config_module
+from llm_perf_opt.config import checks
 from llm_perf_opt.config.choices import CONF_MODULE, GROUPS, group_options
-from llm_perf_opt.config.composition import Composed, compose, config_from_mapping, config_to_yaml
+from llm_perf_opt.config.composition import Composed, compose, config_from_mapping, config_to_yaml, expand_sweep, with_overrides
 from llm_perf_opt.config.schema import ModelConfig, RunConfig
 from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.host import cpu_list
 
 OWN_MODEL = """\
 defaults:
@@ -116,6 +117,41 @@ def test_overrides_reach_their_fields() -> None:
     assert composed.config.runtime.ci_target == 1.0
     assert composed.config.profiling.torch.decode_steps is None
     assert composed.config.model.dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("override", "cpus"),
+    [("0-3,8", "0-3,8"), ("0", "0"), ("0,1", "0,1"), ("[0,1]", "0,1"), ("'0-1'", "0-1"), ("null", None)],
+)
+def test_a_list_of_cpus_is_one_value_not_a_sweep(override: str, cpus: str | None) -> None:
+    assert compose([f"hardware.cpus={override}"]).config.hardware.cpus == cpus
+
+
+def test_cpus_can_be_swept() -> None:
+    points = expand_sweep(["hardware.cpus=0,'0,1'"])
+    assert [compose(point).config.hardware.cpus for point in points] == ["0", "0,1"]
+
+
+def test_the_former_name_of_the_threads_is_accepted(tmp_path: Path) -> None:
+    assert compose(["hardware.cpu_threads=3"]).config.hardware.threads == 3
+    assert [compose(point).config.hardware.threads for point in expand_sweep(["hardware.cpu_threads=1,2"])] == [1, 2]
+    own(tmp_path, "device: cpu\ndevice_index: 0\ncpu_threads: 4\npeak_tflops: null\nbandwidth_gbs: null\n", "hardware/mine.yaml")
+    assert compose(["hardware=mine"], tmp_path).config.hardware.threads == 4
+    chosen = compose(["hardware=mine", "hardware.cpus=0", "hardware.wait_policy=passive"], tmp_path).config.hardware
+    assert (chosen.cpus, chosen.wait_policy) == ("0", "passive")
+
+
+def test_a_configuration_of_an_older_version_gets_what_it_did_not_have() -> None:
+    values = dataclasses.asdict(default_config())
+    for name in ("threads", "cpus", "wait_policy"):
+        del values["hardware"][name]
+    del values["runtime"]["quantization"]
+    values["hardware"]["cpu_threads"] = 5
+    found = config_from_mapping(values)
+    assert (found.hardware.threads, found.hardware.cpus, found.hardware.wait_policy) == (5, None, "auto")
+    assert found.runtime.quantization == "none"
+    changed = with_overrides(values, ["hardware.cpu_threads=2", "hardware.cpus=1", "runtime.quantization=int8"])
+    assert (changed.hardware.threads, changed.hardware.cpus, changed.runtime.quantization) == (2, "1", "int8")
 
 
 def test_the_last_of_two_overrides_counts() -> None:
@@ -300,7 +336,7 @@ def test_a_wrong_type_is_answered_with_what_was_expected(override: str, expected
         ("runtime", "batch_size", [1]),
         ("runtime", "batch_size", "1"),
         ("runtime", "batch_size", {"a": 1}),
-        ("hardware", "cpu_threads", "many"),
+        ("hardware", "threads", "many"),
         ("runtime", "ci_target", False),
         ("runtime", "ci_target", "0.02"),
         ("runtime", "compile", True),
@@ -543,7 +579,9 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
         return st.dictionaries(NAMES, st.text() if arguments[1] is str else JSON_VALUES, max_size=3)
     if origin is tuple:
         return st.lists(values_of(arguments[0], key), max_size=3)
-    low, high = config_module._RANGES.get(key, (0, 1000))
+    low, high = checks._RANGES.get(key, (0, 1000))
+    if key == "hardware.cpus":
+        return st.sets(st.integers(0, 100), min_size=1).map(cpu_list)
     if kind is str:
         return NAMES if key in ("experiment", "model.name") else st.text()
     by_type: dict[Any, st.SearchStrategy[Any]] = {
@@ -564,7 +602,7 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     values["profiling"].update(clean=True, passes={})  # a section is of a pass that is installed
     values["profiling"]["ncu"]["enable"] = False  # it needs a pass that records a timeline
     values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together
-    values["runtime"].update(type="mine", attn_implementation="auto", cache="dynamic")
+    values["runtime"].update(type="mine", attn_implementation="auto", cache="dynamic", quantization="none")
     values["runtime"].update(compile="none", min_repeats=1, num_new_tokens=max(2, values["runtime"]["num_new_tokens"]))
     config = config_from_mapping(values)
     assert config_from_mapping(yaml.safe_load(config_to_yaml(config))) == config

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llm_perf_opt.core import host
+from llm_perf_opt.core.missing import Missing
 
 Files = Callable[[dict[str, str]], None]
 
@@ -144,3 +147,25 @@ def test_all_memory_there_is(files: Files, monkeypatch: pytest.MonkeyPatch, limi
 def test_without_a_control_group_the_machine_decides(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
     assert host.available_memory_bytes() == 5000
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("0", (0,)), ("8,0-2", (0, 1, 2, 8)), ("3, 1-1", (1, 3)), ("0-1,1-2", (0, 1, 2))])
+def test_a_list_of_cpus_is_read(text: str, cpus: tuple[int, ...]) -> None:
+    assert host.parse_cpu_list(text) == cpus
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-", "-1", "2-1", "8192", "1,", "²"])
+def test_a_wrong_list_of_cpus_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        host.parse_cpu_list(text)
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_cpus_written_as_ranges_are_read_back(cpus: set[int]) -> None:
+    if cpus:
+        assert set(host.parse_cpu_list(host.cpu_list(cpus))) == cpus
+
+
+def test_a_system_without_affinity_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert isinstance(host.allowed_cpus(), Missing)

@@ -1,11 +1,11 @@
-"""Last-level caches, read from a fake system folder."""
+"""Caches and cores, read from a fake system folder."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.core.host import last_level_cache_bytes
+from llm_perf_opt.core.host import cache_bytes, last_level_cache_bytes, physical_cores
 from llm_perf_opt.core.records import Missing
 
 
@@ -40,3 +40,19 @@ def test_processors_out_of_reach_do_not_count(root: Path) -> None:
 def test_an_instruction_cache_or_an_unreadable_size_is_none(root: Path) -> None:
     processor(root, 0, ("4", "Instruction", "1024K", "0"), ("3", "Unified", "huge", "0"))
     assert last_level_cache_bytes(root) == Missing("the system does not report its caches")
+
+
+def test_each_level_has_the_size_of_its_data_caches_together(root: Path) -> None:
+    for number in range(2):
+        own = (("1", "Data", "64K", str(number)), ("1", "Instruction", "64K", str(number)), ("2", "Unified", "1M", str(number)))
+        processor(root, number, *own, ("3", "Unified", "32M", "0-1"))
+    assert cache_bytes(root) == {1: 128 * 2**10, 2: 2 * 2**20, 3: 32 * 2**20}
+
+
+def test_hyperthreads_of_one_core_count_once(root: Path) -> None:
+    assert physical_cores(root) == Missing("the system does not report which processors share a core")
+    for number, siblings in enumerate(("0,2", "1,3", "0,2", "1,3", "4,5", "4,5")):
+        folder = root / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings + "\n")
+    assert physical_cores(root) == 2  # processors 4 and 5 are out of reach

@@ -295,3 +295,20 @@ def test_a_refusal_loads_nothing_heavy() -> None:
         "    print('positions' in error.fact, {'torch', 'numpy', 'duckdb', 'transformers'} & set(sys.modules))"
     )
     assert ask([sys.executable, "-c", code]) == "True set()"
+
+
+def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = compose(["hardware=cpu", "runtime.compile=default"]).config
+    monkeypatch.setattr(preflight, "compiler_problem", lambda: "")
+    refuse_early([compiled])
+    monkeypatch.setattr(preflight, "compiler_problem", lambda: "there is no g++ on the PATH")
+    with pytest.raises(ConfigError, match=r"no g\+\+ on the PATH") as caught:
+        refuse_early([compiled])
+    for command in ("apt-get install g++", "dnf install gcc-c++", "brew"):
+        assert command in caught.value.remedy
+    refuse_early([compose(["hardware=cpu"]).config])
+
+
+def test_cpus_that_this_process_may_not_use_are_refused() -> None:
+    with pytest.raises(ConfigError, match="CPU 8191"):
+        refuse_early([compose(["hardware.cpus=8191"]).config])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from llm_perf_opt.core.compiler import INSTALL, Compiler
 from llm_perf_opt.profiling import provenance
 from llm_perf_opt.profiling.provenance import environment
 
@@ -21,6 +22,16 @@ def test_facts_are_there_or_say_why() -> None:
     assert found["memory"]["total_bytes"] > 0
     assert found["packages"]["torch"]
     assert isinstance(found["gpu"], dict) or found["gpu"].startswith("n/a: ")
+    assert isinstance(found["compiler"], str) or set(found["compiler"]) == {"path", "version"}
+
+
+@pytest.mark.parametrize("problem", ["there is no g++ on the PATH", "the headers of Python are not in include"])
+def test_a_compiler_that_cannot_be_used_has_a_reason_and_a_remedy(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "find_compiler", lambda: Compiler("g++", "g++ 14"))
+    monkeypatch.setattr(provenance, "compiler_problem", lambda: "")
+    assert environment(0)["compiler"] == {"path": "g++", "version": "g++ 14"}
+    monkeypatch.setattr(provenance, "compiler_problem", lambda: problem)
+    assert environment(0)["compiler"] == f"n/a: {problem}. {INSTALL}"
 
 
 def test_a_commit_is_ours_only_where_the_file_is_tracked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from llm_perf_opt.config.composition import compose
-from llm_perf_opt.core.records import TextUse, WeightFacts
+from llm_perf_opt.core.records import TextUse
+from llm_perf_opt.core.weight_records import WeightFacts
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.llm_profile_runner import run_pass
 from llm_perf_opt.traces.pass_records import read_timings

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import os
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from llm_perf_opt.config.checks import check
 from llm_perf_opt.config.choices import (
     CONF_MODULE,
     HARDWARE_HINT,
@@ -30,7 +30,8 @@ from llm_perf_opt.config.choices import (
 )
 from llm_perf_opt.config.passes import check_sections
 from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes, listed
-from llm_perf_opt.config.schema import PROJECT_CONF, Dtype, RunConfig, canonical_dtype, check
+from llm_perf_opt.config.schema import PROJECT_CONF, RunConfig
+from llm_perf_opt.config.values import build, current, current_key, is_added
 from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest, words_of
 from llm_perf_opt.core.user_files import check_folder
 
@@ -38,6 +39,7 @@ _LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeEr
 """Errors, other than its own, that Hydra raises for invalid YAML or an invalid defaults list."""
 MOST_POINTS = 1000
 """Maximum number of runs in one sweep."""
+_CPUS = "hardware.cpus"
 _SEE_HELP = "See `llm-perf run --help` for the groups and their options."
 
 
@@ -59,7 +61,8 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     for folder in searched_folders(config_dir):
         check_folder(folder)
     options = all_options(config_dir)
-    checked = [_checked_override(text, options) for text in _registered_runtimes(overrides, options["runtime"])]
+    written = [_respelled(text) for text in _registered_runtimes(overrides, options["runtime"])]
+    checked = [_checked_override(text, options) for text in written]
     if searched := searched_folders(config_dir):
         places = ",".join(_quoted(f"file://{folder.resolve()}") for folder in searched)
         checked.append(f"hydra.searchpath=[{places}]")
@@ -114,15 +117,16 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
     """Return a checked `RunConfig` from plain nested values, as in a run's config.yaml."""
-    return check_sections(check(_build(RunConfig, values, "")))
+    known = current(values) if isinstance(values, Mapping) else values
+    return check_sections(check(build(RunConfig, known, "")))
 
 
 def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
     """Return a run's configuration with some values replaced, or raise a ConfigError if it is invalid."""
-    changed = _copied(values)
+    changed = _copied(current(values))
     for text in overrides:
         key, separator, value = text.partition("=")
-        *path, last = key.split(".")
+        *path, last = current_key(key).split(".")
         place: Any = changed
         for part in path:
             place = place.get(part) if isinstance(place, dict) else None
@@ -189,6 +193,15 @@ def _registered_runtimes(overrides: Sequence[str], options: Sequence[str]) -> li
     return found
 
 
+def _respelled(text: str) -> str:
+    """Return the override with the current name of its key, and a list of CPUs quoted: its comma does not start a sweep."""
+    key, separator, value = text.partition("=")
+    name = current_key(key.lstrip("+"))
+    if name == _CPUS and re.fullmatch(r"[\d\s,-]+", value):
+        value = _quoted(value)
+    return f"{key[: len(key) - len(key.lstrip('+'))]}{name}{separator}{value}"
+
+
 def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
     """Return the override for Hydra, or raise a ConfigError with the choices and the nearest name."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -218,7 +231,7 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
         if key != "hydra.run.dir":
             raise ConfigError(f"{key} is not supported.", "The only Hydra setting is hydra.run.dir.")
         return text
-    open_mapping = _check_key(key, text.partition("=")[2])
+    open_mapping = _check_key(key, text.partition("=")[2]) or is_added(key)  # an option file may not have an added setting
     return f"++{text.lstrip('+')}" if open_mapping and not override.is_delete() else text
 
 
@@ -334,66 +347,3 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
         else:
             values[key] = composed[key]
     return values
-
-
-# --- plain values → dataclasses ---------------------------------------------------------------------------------------
-
-
-def _build(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as `kind`, or raise a ConfigError with the key, the expected type and the value."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast("type[Any]", kind), value, where)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return _build(next(argument for argument in arguments if argument is not type(None)), value, where)
-    if kind == Dtype and isinstance(value, str):
-        value = canonical_dtype(value)
-    if origin is typing.Literal:
-        if value not in arguments or not isinstance(value, str):
-            raise ConfigError(
-                f"{where}={value} is not known.{nearest(str(value), arguments)}",
-                f"Known: {', '.join(map(str, arguments))}.",
-            )
-        return value
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where}={value!r}: expected a mapping, such as {{name: value}}.")
-        return {str(key): _build(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}={value!r}: expected a list, such as [a,b].")
-        return tuple(_build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-    return value if kind is Any else _scalar(kind, value, where)
-
-
-def _scalar(kind: type, value: Any, where: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ConfigError(f"{where}={str(value)[:20]}… is out of range: it has {len(str(value))} digits.") from None
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        expected = {int: "an integer", float: "a number", str: "text", bool: "true or false"}[kind]
-        raise ConfigError(f"{where}={value!r}: expected {expected}.")
-    return value
-
-
-def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
-    label = where or "the configuration"
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{label}={value!r}: expected the fields {', '.join(typing.get_type_hints(kind))}.")
-    hints = typing.get_type_hints(kind)
-    for key in value:
-        if key not in hints:
-            raise ConfigError(f"'{key}' is not known in {label}.{nearest(str(key), hints)}", f"Known: {', '.join(hints)}.")
-    needed = dataclasses.MISSING
-    optional = {
-        item.name for item in dataclasses.fields(kind) if item.default is not needed or item.default_factory is not needed
-    }
-    for key in hints:
-        if key not in value and key not in optional:
-            raise ConfigError(f"'{key}' is missing in {label}.", f"It needs all of: {', '.join(hints)}.")
-    given = [(key, hint) for key, hint in hints.items() if key in value]
-    return kind(**{key: _build(hint, value[key], f"{where}.{key}" if where else key) for key, hint in given})

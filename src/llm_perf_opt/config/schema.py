@@ -1,13 +1,9 @@
-"""The typed configuration of a run, and its checks. No I/O: `composition.py` fills it from YAML and overrides."""
+"""The typed configuration of a run. No I/O: `composition.py` fills it from YAML and overrides, `checks.py` checks it."""
 
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-
-from llm_perf_opt.config.runtimes import traits_of
-from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.stages import STAGE_NAMES
 
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 _DTYPE_SPELLINGS = {
@@ -28,6 +24,8 @@ _DTYPE_SPELLINGS = {
 }
 CacheKind = Literal["dynamic", "static"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
+Quantization = Literal["none", "int8"]
+WaitPolicy = Literal["auto", "active", "passive"]
 TorchPreset = Literal["minimal", "default", "max"]
 NsysCapture = Literal["nvtx", "cudaProfilerApi"]
 
@@ -106,6 +104,8 @@ class RuntimeConfig:
     """Start no further repeat after repeating for this long."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Engine arguments, passed through unchanged; empty for pytorch, which has no engine."""
+    quantization: Quantization = "none"
+    """int8: the weights of linear layers as integers with one scale per output channel. CPU only."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,16 @@ class HardwareConfig:
 
     device: Literal["auto", "cpu", "cuda"]
     device_index: int
-    cpu_threads: int | None
-    """CPU threads of torch; None: torch decides."""
     peak_tflops: float | None
     """Dense peak of the run's dtype, for a device that the hardware table does not list. Requires bandwidth_gbs."""
     bandwidth_gbs: float | None
     """Memory bandwidth in GB/s. Requires peak_tflops."""
+    threads: int | None = None
+    """CPU threads of torch; None: one per CPU of `cpus`, or torch decides if there are none."""
+    cpus: str | None = None
+    """The CPUs that the measured process may run on, such as 0-3,8; None: all that are allowed."""
+    wait_policy: WaitPolicy = "auto"
+    """How OpenMP threads wait for work: active spins, passive sleeps. auto: passive if other processes use the CPUs."""
 
 
 @dataclass(frozen=True)
@@ -227,171 +231,3 @@ PROJECT_CONF = Path("conf")
 """Options of the project in the current directory; `llm-perf dataset add` writes there."""
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A safe folder name: no path, not hidden, nothing that a shell or a page would interpret."""
-_RANGES: dict[str, tuple[float, float]] = {
-    "model.seed": (0, 2**63 - 1),
-    "dataset.seed": (0, 2**63 - 1),
-    "runtime.batch_size": (1, 1_000_000),
-    "runtime.prompt_tokens": (1, 100_000_000),
-    "runtime.num_new_tokens": (1, 100_000_000),
-    "runtime.max_warmup": (1, 10_000),
-    "runtime.max_repeats": (1, 1_000_000),  # before min_repeats, whose default depends on it
-    "runtime.min_repeats": (1, 1_000_000),
-    "runtime.ci_target": (0.0001, 1.0),
-    "runtime.time_limit_s": (0.001, 1_000_000),
-    "hardware.device_index": (0, 1023),
-    "hardware.cpu_threads": (1, 4096),
-    "hardware.peak_tflops": (1e-6, 1e9),
-    "hardware.bandwidth_gbs": (1e-6, 1e9),
-    "profiling.torch.decode_steps": (1, 100_000_000),
-    "profiling.nvml.interval_s": (0.005, 3600),
-    "profiling.nsys.decode_steps": (1, 100_000_000),
-    "profiling.ncu.top": (1, 10_000),
-    "profiling.ncu.coverage": (0.01, 1.0),
-    "profiling.ncu.budget_s": (0.1, 1_000_000),
-    "profiling.pass_timeout_s": (1, 1_000_000),
-    "profiling.max_trace_gb": (0.01, 100_000),
-}
-
-
-def check(config: RunConfig) -> RunConfig:
-    """Return the configuration, or raise for values out of range, unsafe names and contradictions."""
-    _check_ranges(config)
-    for key, name in (("experiment", config.experiment), ("model.name", config.model.name)):
-        if not FOLDER_NAME.fullmatch(name):
-            raise ConfigError(
-                f"{key}={name!r} cannot be used as a folder name.",
-                f"Use letters, digits, '.', '_' and '-', starting with a letter or digit: {key}=NAME.",
-            )
-    _check_model(config.model)
-    _check_effect(config)
-    _check_runtime_effect(config)
-    _check_runtime(config)
-    return config
-
-
-def _check_ranges(config: RunConfig) -> None:
-    for key, (low, high) in _RANGES.items():
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        if value is not None and not low <= value <= high:
-            raise ConfigError(
-                f"{key}={value} is out of range: it must be between {_number(low)} and {_number(high)}.", _range_hint(key)
-            )
-    if config.runtime.min_repeats > config.runtime.max_repeats:
-        raise ConfigError(
-            f"runtime.min_repeats={config.runtime.min_repeats} is more than runtime.max_repeats={config.runtime.max_repeats}.",
-            "Raise runtime.max_repeats or lower runtime.min_repeats.",
-        )
-
-
-def _number(value: float) -> str:
-    """Return integers in full, with commas; others in their shortest form."""
-    return f"{int(value):,}" if value == int(value) else f"{value:g}"
-
-
-def _range_hint(key: str) -> str:
-    if key == "runtime.num_new_tokens":
-        return "Prefill produces the first token: 1 measures prefill only, 2 or more include decode steps."
-    return ""
-
-
-def _check_effect(config: RunConfig) -> None:
-    """Reject settings that would have no effect."""
-    model, dataset = config.model, config.dataset
-    if model.source == "random" and model.path:
-        raise ConfigError(
-            f"model.path={model.path} has no effect on model={model.name}, which has random weights.",
-            "Add model=hf to read a local folder. Nothing is downloaded.",
-        )
-    if model.source == "pretrained" and model.architecture:
-        raise ConfigError(
-            f"model.architecture.{next(iter(model.architecture))} has no effect on a model read from a folder.",
-            "The folder's config.json defines the architecture.",
-        )
-    if dataset.kind == "synthetic" and dataset.path:
-        raise ConfigError(f"dataset.path={dataset.path} has no effect on dataset=synthetic.", "Add dataset=sample_prompts.")
-    _check_dataset(dataset)
-
-
-def _check_dataset(dataset: DatasetConfig) -> None:
-    if dataset.root and (dataset.kind == "synthetic" or dataset.path):
-        other = f"dataset.path={dataset.path}" if dataset.path else "dataset.kind=synthetic"
-        raise ConfigError(f"{other} and dataset.root={dataset.root} contradict each other.", "Give one of them.")
-    if dataset.variant is not None and not dataset.root:
-        raise ConfigError(
-            f"dataset.variant={dataset.variant} has no effect on dataset={dataset.name}, which has no variants.",
-            "Choose a dataset made by `llm-perf dataset add`; `llm-perf dataset list` shows them.",
-        )
-    if dataset.variant is not None and not FOLDER_NAME.fullmatch(dataset.variant):
-        raise ConfigError(
-            f"dataset.variant={dataset.variant!r} cannot name a variant.", "`llm-perf dataset list` lists the names."
-        )
-
-
-def _check_runtime_effect(config: RunConfig) -> None:
-    """Reject settings that only another kind of runtime uses."""
-    runtime = config.runtime
-    traits = traits_of(runtime.type)
-    if not traits.engine:
-        if runtime.engine:
-            raise ConfigError(
-                f"runtime.engine.{next(iter(runtime.engine))} has no effect on runtime={runtime.type}, which has no engine.",
-                "Choose another runtime, or remove the setting.",
-            )
-        return
-    for name, neutral in (("attn_implementation", "auto"), ("cache", "dynamic"), ("compile", "none")):
-        if getattr(runtime, name) != neutral:
-            raise ConfigError(
-                f"runtime.{name}={getattr(runtime, name)} has no effect on runtime.type={runtime.type}.",
-                "An engine has its own arguments: runtime.engine.NAME=VALUE.",
-            )
-    if config.model.substages and traits.steppable is False:
-        raise ConfigError(
-            f"model.substages needs a runtime that llm-perf steps itself; {runtime.type} runs the model on its own.",
-            "Use runtime=pytorch, or omit model.substages.",
-        )
-
-
-def _check_model(model: ModelConfig) -> None:
-    if model.source == "pretrained" and not model.path:
-        raise ConfigError("model.path is missing: model=hf reads a local folder.", "Pass model.path=DIR.")
-    if model.source == "random" and "model_type" not in model.architecture:
-        raise ConfigError(
-            f"model {model.name!r} has no architecture.model_type.",
-            "A model with random weights needs the fields of a Hugging Face configuration.",
-        )
-    for name in model.substages:
-        if not FOLDER_NAME.fullmatch(name) or name in STAGE_NAMES:
-            raise ConfigError(
-                f"model.substages: {name!r} cannot name a sub-stage.",
-                f"Use letters, digits, '.', '_' and '-'; the names {', '.join(STAGE_NAMES)} are reserved.",
-            )
-
-
-def _check_runtime(config: RunConfig) -> None:
-    if (config.hardware.peak_tflops is None) != (config.hardware.bandwidth_gbs is None):
-        raise ConfigError(
-            "hardware.peak_tflops and hardware.bandwidth_gbs must be set together; one of them is missing.",
-            "Set both from the datasheet: the dense peak of the run's dtype and the memory bandwidth.",
-        )
-    runtime, profiling = config.runtime, config.profiling
-    others = any(isinstance(section, dict) and section.get("enable") for section in profiling.passes.values())
-    if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable or others):
-        raise ConfigError("profiling requests no pass.", "Set profiling.clean=true, or choose profiling=minimal.")
-    if profiling.ncu.enable and not (profiling.nsys.enable or profiling.torch.enable):
-        raise ConfigError(
-            "profiling.ncu selects its kernels from a timeline, but no pass records one.",
-            "Add profiling.nsys.enable=true or profiling.torch.enable=true.",
-        )
-    if runtime.compile in ("reduce-overhead", "max-autotune") and runtime.cache == "dynamic":
-        raise ConfigError(
-            f"runtime.compile={runtime.compile} uses CUDA graphs, which need tensors at fixed addresses; "
-            "runtime.cache=dynamic reallocates them at every step.",
-            "Add runtime.cache=static, or use runtime.compile=default.",
-        )
-    if runtime.compile != "none" and config.model.substages:
-        raise ConfigError(
-            "model.substages times the forward of submodules, which torch.compile fuses away.",
-            "Use runtime.compile=none, or omit model.substages.",
-        )

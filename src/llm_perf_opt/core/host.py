@@ -2,13 +2,17 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.core.records import Maybe, Missing
 
+_PROCESSORS = Path("/sys/devices/system/cpu")
 _CACHE_FILES = ("level", "type", "size", "shared_cpu_list")
 _CACHE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_MOST_CPU = 8191
+"""The highest CPU number that Linux can have (NR_CPUS of x86_64 and aarch64 is at most 8192)."""
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -40,8 +44,8 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def last_level_cache_bytes(processors: Path = Path("/sys/devices/system/cpu")) -> Maybe[int]:
-    """Return the total size of the last-level caches of the processors that this process may use."""
+def cache_bytes(processors: Path = _PROCESSORS) -> Maybe[dict[int, int]]:
+    """Return level → total size of the data caches of the processors that this process may use, in ascending order."""
     caches: dict[tuple[int, str], int] = {}
     for folder in processors.glob("cpu[0-9]*/cache/index[0-9]*"):
         cpu = int(folder.parent.parent.name.removeprefix("cpu"))
@@ -55,8 +59,35 @@ def last_level_cache_bytes(processors: Path = Path("/sys/devices/system/cpu")) -
             caches[int(level), shared] = int(size[:-1]) * _CACHE_UNITS[size[-1]]
     if not caches:
         return Missing("the system does not report its caches")
-    last = max(level for level, _ in caches)
-    return sum(size for (level, _), size in caches.items() if level == last)
+    levels = sorted({level for level, _ in caches})
+    return {level: sum(size for (other, _), size in caches.items() if other == level) for level in levels}
+
+
+def last_level_cache_bytes(processors: Path = _PROCESSORS) -> Maybe[int]:
+    """Return the total size of the last-level caches of the processors that this process may use."""
+    levels = cache_bytes(processors)
+    return levels if isinstance(levels, Missing) else levels[max(levels)]
+
+
+def physical_cores(processors: Path = _PROCESSORS) -> Maybe[int]:
+    """Return the number of cores that this process may use; hyperthreads of one core count once."""
+    found = one_cpu_per_core(processors)
+    return found if isinstance(found, Missing) else len(found)
+
+
+def one_cpu_per_core(processors: Path = _PROCESSORS) -> Maybe[tuple[int, ...]]:
+    """Return the first CPU of each core that this process may use."""
+    cores: dict[str, int] = {}
+    for file in processors.glob("cpu[0-9]*/topology/thread_siblings_list"):
+        cpu = int(file.parent.parent.name.removeprefix("cpu"))
+        if hasattr(os, "sched_getaffinity") and cpu not in os.sched_getaffinity(0):
+            continue
+        try:
+            core = file.read_text().strip()
+        except OSError:
+            continue
+        cores[core] = min(cpu, cores.get(core, cpu))
+    return tuple(sorted(cores.values())) or Missing("the system does not report which processors share a core")
 
 
 def cpu_frequency_mhz(which: Literal["current", "max"]) -> Maybe[float]:
@@ -74,6 +105,40 @@ def cpu_frequency_mhz(which: Literal["current", "max"]) -> Maybe[float]:
 def usable_cpus() -> int:
     """Return the number of processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def allowed_cpus() -> Maybe[frozenset[int]]:
+    """Return the numbers of the processors that this process may run on."""
+    if not hasattr(os, "sched_getaffinity"):
+        return Missing("this system does not report the CPUs of a process")
+    return frozenset(os.sched_getaffinity(0))
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Return the CPUs of a list such as `0-3,8`, sorted; raise a ValueError that says what is wrong."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{part.strip()!r} is neither a number nor a range")
+        low, high = int(first), int(last or first)
+        if high < low:
+            raise ValueError(f"the range {part.strip()} ends before it begins")
+        if high > _MOST_CPU:
+            raise ValueError(f"{high} is more than {_MOST_CPU}")
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """Return CPUs in the form that `parse_cpu_list` reads, with ranges."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def available_memory_bytes() -> int:

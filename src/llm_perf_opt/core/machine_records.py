@@ -1,6 +1,6 @@
 """Records of the machine: telemetry samples, measured peaks, hardware counters."""
 
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from types import GenericAlias
 from typing import Any, Literal
@@ -63,6 +63,8 @@ class Telemetry:
     cpu: tuple[CpuSample, ...]
 
 
+_NOT_RECORDED = Missing("not recorded")
+
 CeilingUnit = Literal["FLOP/s", "B/s", "ns"]
 
 
@@ -78,6 +80,57 @@ class CeilingRow:
     """The operation that reached it, with its sizes."""
     conditions: str = ""
     """Clock, power and throttling during the measurement."""
+    instructions: str = ""
+    """The CPU's instruction set for this number format; empty if it does not apply or is unknown."""
+    native: bool | None = None
+    """Whether these instructions multiply the format itself. False: it is converted (emulated). None: it does not apply."""
+    work: float | None = None
+    """Of a time that stands for known work (`model_gemv_…`, `model_gemm_…`): the bytes or FLOPs of that work."""
+
+    @property
+    def rate(self) -> Maybe[float]:
+        """The work per second, from the median time."""
+        if isinstance(self.value, Missing):
+            return self.value
+        return Missing("it has no known work") if self.work is None else self.work / (self.value.median * 1e-9)
+
+
+@dataclass(frozen=True)
+class CacheLevel:
+    """One level of the caches of a CPU."""
+
+    level: int
+    bytes: int
+    """All caches of this level that the usable processors have, together."""
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """All weight matrices of a model that have the same shape and multiply the same number of rows."""
+
+    in_features: int
+    out_features: int
+    count: int
+    """How many matrices of this shape one step uses."""
+    prefill_rows: int
+    """Rows of the activations in prefill; 0 if prefill does not use it."""
+    decode_rows: int
+
+
+@dataclass(frozen=True)
+class ModelLinears:
+    """The matrix products of a model with its weights, for one workload."""
+
+    name: str
+    dtype: str
+    """The number format in which the model ran."""
+    parameters: int
+    """All parameters. Their size decides from which cache or memory the weights come."""
+    layers: tuple[LinearLayer, ...]
+    compiled: bool = False
+    """Whether the run used torch.compile, which cannot use every int8 kernel."""
+    experts: bool = False
+    """Whether the model has experts, whose weights are not quantized."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +153,27 @@ class Ceilings:
     """The time that the measurement took."""
     conditions: tuple[str, ...]
     rows: tuple[CeilingRow, ...]
+    """By key:
+
+    - `gemm_<dtype>`: FLOP/s of matrix products.
+    - `read`, `copy`, `gemv`: B/s from memory (DRAM); `read_l1`, `read_l2`, `read_l3`: B/s from a cache level, all threads.
+    - `threads_<n>_gemm`, `threads_<n>_gemv`: FLOP/s and B/s with n threads.
+    - `model_gemv_<dtype>`: ns of all products with weights in one decode step; `work` is the bytes of these weights.
+      `int8`: int8 weights, multiplied by the kernel that a run with `runtime.quantization=int8` would use. It keeps the
+      activations in the dtype of the run or rounds them to int8 too.
+    - `model_gemm_<dtype>`: ns of all products with weights in one prefill; `work` is their FLOPs.
+    - `threads_<n>_model_gemv`: as `model_gemv_<dtype>` in the dtype of the run, with n threads.
+    - `dispatch`, `view_call`, `module_call`: ns of host time per call.
+    - `launch_…`, `sync`, `item`: ns, on a GPU.
+    """
+    caches: tuple[CacheLevel, ...] = ()
+    """Of a CPU, in ascending order; empty if unknown."""
+    processors: int = 0
+    """Processors that the process could use; 0 in older files."""
+    core_cpus: tuple[int, ...] = ()
+    """The first CPU of each core; empty if unknown. Fewer than `processors`: the CPU has hyperthreads."""
+    model: ModelLinears | None = None
+    """The model of the `model_…` rows."""
 
     def row(self, key: str) -> CeilingRow | None:
         """Return the row with this key."""
@@ -209,9 +283,11 @@ def _values(record: Any) -> dict[str, Any]:
 
 def _stored(kind: type, **replaced: Any) -> Any:
     """Return a copy of a record type with other types for some fields: msgspec cannot read a union of two records."""
-    return make_dataclass(
-        f"Stored{kind.__name__}", [(field.name, replaced.get(field.name, field.type)) for field in fields(kind)]
-    )
+    columns: list[Any] = []
+    for entry in fields(kind):
+        default = {} if entry.default is MISSING else {"default": entry.default}
+        columns.append((entry.name, replaced.get(entry.name, entry.type), field(**default)))
+    return make_dataclass(f"Stored{kind.__name__}", columns)
 
 
 _ROWS = GenericAlias(list, (_stored(CeilingRow, value=dict[str, Any]),))

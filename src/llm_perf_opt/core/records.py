@@ -1,7 +1,12 @@
 """The records of a run: capture writes them, analysis reads them. Frozen; units are in the names."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal
+
+from llm_perf_opt.core.host_records import HostLoad, ProfilerCost
+from llm_perf_opt.core.missing import Maybe as Maybe
+from llm_perf_opt.core.missing import Missing as Missing
+from llm_perf_opt.core.weight_records import TokenAgreement, WeightFacts
 
 
 @dataclass(frozen=True)
@@ -29,15 +34,6 @@ class RuntimeFacts:
 
 
 @dataclass(frozen=True)
-class WeightFacts:
-    """Where the weights came from."""
-
-    source: Literal["random", "stored"]
-    stored_bytes: dict[str, int] = field(default_factory=dict)
-    """Bytes per format in the files; empty for random weights, or if the file headers do not contain it."""
-
-
-@dataclass(frozen=True)
 class TextUse:
     """How a batch uses the texts of a dataset."""
 
@@ -55,21 +51,8 @@ class TextUse:
 SCHEMA = 1
 """Version of the files in a run folder. Incremented when an older reader would misread newer files."""
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Missing:
-    """A missing value and the reason. A missing value is never zero and never an empty string."""
-
-    why: str
-
-    def __str__(self) -> str:
-        return f"n/a: {self.why}"
-
-
-Maybe = Union[T, Missing]  # noqa: UP007 - an alias over a type variable
-"""A value, or the reason why it is missing."""
+_NOT_RECORDED = Missing("not recorded")
 
 
 # --- measurements -----------------------------------------------------------------------------------------------------
@@ -94,7 +77,7 @@ class ModelFacts:
     """`last token` or `whole prompt`: the positions for which prefill computed logits."""
     architecture: dict[str, Any]
     """The configuration of the model, plain values only."""
-    last_level_cache_bytes: Maybe[int] = Missing("not recorded")
+    last_level_cache_bytes: Maybe[int] = _NOT_RECORDED
     """Last-level cache of the device. A model that fits in it is not limited by memory bandwidth."""
     weights: WeightFacts | None = None
     """None in older runs, which did not record it."""
@@ -146,6 +129,10 @@ class Iteration:
     prefill_ns: int
     steps_ns: tuple[int, ...]
     substages: tuple[SubstageSpan, ...] = ()
+    prefill_cpu_ns: int | None = None
+    """CPU time of the main thread in prefill; None on a GPU, with an engine, and in older runs."""
+    steps_cpu_ns: tuple[int, ...] = ()
+    """CPU time of the main thread in each decode step, between the marks of `steps_ns`; empty if `prefill_cpu_ns` is None."""
 
     @property
     def decode_ns(self) -> int:
@@ -199,6 +186,10 @@ class CleanTimings:
     """Monotonic time before the measured process first used its device. Earlier samples show other users of the device."""
     runtime: RuntimeFacts | None = None
     """The runtime; None in older runs, which all used plain PyTorch."""
+    host: HostLoad | None = None
+    """None in older runs, which did not record it."""
+    agreement: TokenAgreement | None = None
+    """None if the weights were not quantized."""
 
 
 @dataclass(frozen=True)
@@ -259,6 +250,10 @@ class TorchPass:
     trace_bytes: int
     overhead: tuple[OperatorRow, ...] = ()
     """The work of the profiler itself."""
+    cost: ProfilerCost | None = None
+    """What the profiler adds per event. None on a GPU, whose kernel times it does not change, and if it was not measured."""
+    stage_cpu_ns: dict[str, int] = field(default_factory=dict)
+    """CPU time of the main thread in prefill and decode; empty if unknown."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ DOMAIN = "LLM"
 PART_LABEL = "part:"
 """The prefix of the label of a model component in a trace (`part:mlp`)."""
 
+PROFILER_OPERATORS = "profiler::"
+"""The prefix of operators that torch runs to record a label (`profiler::_record_function_enter_new`)."""
+
 
 class Stage(str, Enum):
     """A stage. Its value is its name in NVTX, in record_function and in every table."""

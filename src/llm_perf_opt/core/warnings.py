@@ -25,6 +25,8 @@ class WarningId(str, Enum):
     # the machine
     THROTTLED = "throttled"
     BUSY_PROCESSORS = "busy_processors"
+    CONTENDED_PROCESSORS = "contended_processors"
+    """Threads of the measured process waited for a processor."""
     SHARED_GPU = "shared_gpu"
     BUSY_GPU_BEFORE = "busy_gpu_before"
     WRONG_DEVICE_WATCHED = "wrong_device_watched"
@@ -44,7 +46,7 @@ class WarningId(str, Enum):
     REPORTS_NOT_WRITTEN = "reports_not_written"
 
 
-NOISE = frozenset({WarningId.BUSY_PROCESSORS, WarningId.SHARED_GPU, WarningId.BUSY_GPU_BEFORE})
+NOISE = frozenset({WarningId.BUSY_PROCESSORS, WarningId.CONTENDED_PROCESSORS, WarningId.SHARED_GPU, WarningId.BUSY_GPU_BEFORE})
 """Warnings that something else used the machine."""
 
 

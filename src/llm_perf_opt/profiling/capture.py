@@ -16,6 +16,7 @@ from llm_perf_opt.profiling.passes import Capture, Listener, NothingToCountError
 from llm_perf_opt.profiling.preflight import refuse_early
 from llm_perf_opt.profiling.provenance import environment
 from llm_perf_opt.profiling.requested_metrics import resolve_metrics
+from llm_perf_opt.profiling.wait_policy import decide
 
 
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
@@ -26,10 +27,12 @@ def capture(composed: Composed, command: Sequence[str], listener: Listener) -> t
     folder = RunFolder.create(composed.run_dir)
     names, hardware = planned_passes(config), config.hardware
     plan = Capture(folder, listener, names, config.profiling, config, None, hardware.device, hardware.device_index)
+    waiting = decide(hardware, gpu=plan.gpu)
+    plan = replace(plan, variables=waiting.variables)
 
     def prepare() -> None:
         write_whole(folder.config_file, config_to_yaml(config).encode())
-        write_record(folder.env_file, environment(hardware.device_index))
+        write_record(folder.env_file, {**environment(hardware.device_index), "waiting": waiting.to_env()})
 
     return folder, fill(plan, command, prepare)
 

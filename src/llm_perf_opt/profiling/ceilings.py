@@ -2,15 +2,21 @@
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from llm_perf_opt import __version__
+from llm_perf_opt.analysis.cost_model.linears import linear_layers
+from llm_perf_opt.analysis.cost_model.work import Logits, Step
+from llm_perf_opt.analysis.limits.efficiency import request_cost
+from llm_perf_opt.analysis.limits.hardware import devices_of
 from llm_perf_opt.config.passes import label_of
-from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, nearest
-from llm_perf_opt.core.machine_records import FoundCeilings, read_ceilings
-from llm_perf_opt.core.records import SCHEMA, Manifest
-from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, nearest
+from llm_perf_opt.core.machine_records import FoundCeilings, ModelLinears, read_ceilings
+from llm_perf_opt.core.records import SCHEMA, CleanTimings, Manifest, Maybe, Missing
+from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, framework, run_pass
+from llm_perf_opt.traces.pass_records import read_timings
 
 DEVICES = ("auto", "cpu", "cuda")
 _NAME = "ceilings"
@@ -18,7 +24,13 @@ _TIMEOUT_S = 120.0
 """More than ten times the measuring time: loading the framework can be slow."""
 
 
-def _measure(folder: RunFolder, listener: Listener, words: list[str], budget_s: float | None = None) -> FoundCeilings:
+def _measure(
+    folder: RunFolder,
+    listener: Listener,
+    words: list[str],
+    budget_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> FoundCeilings:
     """Run the measuring process with these arguments and return its result."""
     out = folder.ceilings_file
     argv = [sys.executable, "-m", "llm_perf_opt.runners.measure.ceilings", *words, "--out", str(out)]
@@ -30,7 +42,13 @@ def _measure(folder: RunFolder, listener: Listener, words: list[str], budget_s: 
 
     listener.pass_started(_NAME, label_of(_NAME))
     plan = PassPlan(
-        _NAME, argv, timeout_s, framework(), limit=f"the limit of {timeout_s:.0f} s", longer="Check whether the device is busy."
+        _NAME,
+        argv,
+        timeout_s,
+        framework(),
+        environment=environment,
+        limit=f"the limit of {timeout_s:.0f} s",
+        longer="Check whether the device is busy.",
     )
     run_pass(folder, plan, listener, check=check)
     return folder.parsed(out, read_ceilings)
@@ -67,6 +85,44 @@ def _arguments(device: str, device_index: int, threads: int | None) -> list[str]
 
 
 def launch(capture: Capture) -> None:
-    """Measure the peaks. If that fails, the run continues and reports the error at its end."""
-    threads = capture.config.hardware.cpu_threads if capture.config else None
-    _measure(capture.folder, capture.listener, _arguments(capture.device, capture.device_index, threads))
+    """Measure the peaks and the model's own shapes. If that fails, the run continues and reports the error at its end."""
+    hardware = capture.config.hardware if capture.config else None
+    words = _arguments(capture.device, capture.device_index, hardware.threads if hardware else None)
+    words += ["--cpus", hardware.cpus] if hardware and hardware.cpus else []
+    words += _model_words(capture.folder)
+    _measure(capture.folder, capture.listener, words, environment=capture.environment)
+
+
+def _model_words(folder: RunFolder) -> list[str]:
+    """Write the matrices of the model that the unprofiled pass ran; without its result, only the device is measured."""
+    try:
+        timings = folder.parsed(folder.raw("clean") / "timings.json", read_timings)
+    except ParseError:
+        return []
+    found = model_linears(timings)
+    if isinstance(found, Missing) or timings.model.device.startswith("cuda"):
+        return []
+    file = folder.raw(_NAME) / "model.json"
+    write_record(file, found)
+    return ["--model", str(file)]
+
+
+def model_linears(timings: CleanTimings) -> Maybe[ModelLinears]:
+    """Return the products with weights of the timed request; Missing if its cost is unknown or it ran on several devices."""
+    request = request_cost(timings)
+    if isinstance(request, Missing):
+        return request
+    if devices_of(timings) > 1:
+        return Missing("the weights are split over several devices")
+    work = timings.workload
+    logits: Logits = "last" if timings.model.logits == "last token" else "all"
+    return ModelLinears(
+        name=timings.model.name,
+        dtype=request.formats.weights,
+        parameters=request.architecture.params,
+        layers=linear_layers(
+            request.architecture, Step(work.batch_size, work.padded_tokens, 0, logits), Step(work.batch_size, 1)
+        ),
+        compiled=timings.model.compile != "none",
+        experts=request.architecture.has_experts,
+    )

@@ -21,6 +21,7 @@ from llm_perf_opt.profiling.vendor.launch import (
     Finished,
     UnexplainedEndError,
     build_work_argv,
+    child_environment,
     error_in,
     program_environment,
     run_child,
@@ -100,6 +101,15 @@ class Capture:
     program: Program | None = None
     device: str = "auto"
     device_index: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the measured process; a program's environment is not changed."""
+
+    @property
+    def environment(self) -> dict[str, str] | None:
+        """The environment of the child; None: that of the measured process."""
+        if self.program:
+            return program_environment()
+        return {**child_environment(), **self.variables} if self.variables else None
 
     @property
     def gpu(self) -> bool:
@@ -121,9 +131,8 @@ class Capture:
 
     def plan(self, name: str, argv: Sequence[str], version: str = "", note: str = "") -> PassPlan:
         """Return the plan of a pass with this command."""
-        environment = program_environment() if self.program else None
         spellings = self.program.spellings if self.program else {}
-        return PassPlan(name, argv, self.profiling.pass_timeout_s, version, note, environment, spellings=spellings)
+        return PassPlan(name, argv, self.profiling.pass_timeout_s, version, note, self.environment, spellings=spellings)
 
     def started(self, name: str) -> None:
         """Announce a pass."""

@@ -1,5 +1,5 @@
-"""Reject a request before a process is started: missing data, model, device or package, unknown engine arguments, too many
-positions or too little memory.
+"""Reject a request before a process is started: missing data, model, device, compiler or package, unknown engine arguments,
+CPUs that this process may not use, too many positions or too little memory.
 
 Only what would certainly fail is rejected; what needs torch is left to the measured process.
 """
@@ -16,9 +16,11 @@ from llm_perf_opt.analysis.cost_model.cost import Formats, kv_cache_bytes, weigh
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import HardwareConfig, ModelConfig, RunConfig, RuntimeConfig
+from llm_perf_opt.core.compiler import INSTALL, compiler_problem
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.host import cpu_has_native_bf16, cpu_name, total_memory_bytes
 from llm_perf_opt.core.records import Missing
+from llm_perf_opt.runners.cpus import check_cpus
 from llm_perf_opt.runners.measure.device import TorchBuild, check_available, most_cuda_devices, torch_build
 from llm_perf_opt.runners.measure.gpu import gpu_size
 from llm_perf_opt.runners.models import check_position_count, device_request, gib
@@ -43,6 +45,8 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
         for config in requests:
             if arguments and config.runtime.type == name:
                 arguments.refuse(config.runtime.engine, known)
+    for cpus in dict.fromkeys(config.hardware.cpus for config in requests if config.hardware.cpus):
+        check_cpus(cpus)
     machine = _Machine()
     for config in requests:
         fields = _architecture(config.model)
@@ -51,6 +55,7 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
         if not traits_of(config.runtime.type).engine:  # an engine manages its memory itself and may use several devices
             _check_attention(config.runtime)
             machine.check_size(config, fields)
+            machine.check_compiler(config)
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,21 @@ class _Machine:
             f"but the device has {gib(device.memory_bytes)} of memory.",
             remedy,
         )
+
+    def check_compiler(self, config: RunConfig) -> None:
+        """Raise if torch.compile on the CPU is requested and there is no working C++ compiler."""
+        wanted, hardware = config.runtime.compile, config.hardware
+        if wanted == "none" or not (hardware.device == "cpu" or self._cuda_devices == 0):
+            return
+        if self._compiler_problem:
+            raise ConfigError(
+                f"runtime.compile={wanted} on a CPU needs a C++ compiler: {self._compiler_problem}.",
+                f"{INSTALL} Or use runtime.compile=none.",
+            )
+
+    @cached_property
+    def _compiler_problem(self) -> str:
+        return compiler_problem()
 
     def _device(self, hardware: HardwareConfig) -> _Device | None:
         """Return the device that will be chosen; None if that is uncertain."""

@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from llm_perf_opt import __version__
 from llm_perf_opt.config.runtimes import all_traits
+from llm_perf_opt.core.compiler import INSTALL, compiler_problem, find_compiler
 from llm_perf_opt.core.host import available_memory_bytes, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
@@ -19,7 +21,7 @@ PACKAGES = ("hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec
 """Recorded with every run, in addition to those of the runtimes."""
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 """A variable whose name contains one of these is never recorded."""
-_ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "NCCL_", "TRITON_")
+_ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GOMP_", "NCCL_", "TRITON_")
 
 
 def environment(device_index: int) -> dict[str, Any]:
@@ -35,6 +37,7 @@ def environment(device_index: int) -> dict[str, Any]:
         "cpu": _cpu(),
         "memory": _memory(),
         **_gpu(device_index),
+        "compiler": _compiler(),
         "packages": packages(),
         "tool": {"version": __version__, **_own_commit()},
         "working_folder": _commit(Path.cwd()),
@@ -71,6 +74,14 @@ def _cpu() -> dict[str, Any]:
         "governor": governor.read_text().strip() if governor.exists() else "n/a: the system does not tell",
         "flags": sorted(flag for flag in cpu_flags() if flag.startswith(("avx", "amx", "asimd", "sve", "bf16", "fma"))),
     }
+
+
+def _compiler() -> dict[str, Any] | str:
+    """Return the C++ compiler that torch.compile uses on a CPU, or why it cannot be used and how to install it."""
+    found, problem = find_compiler(), compiler_problem()
+    if isinstance(found, Missing) or problem:
+        return f"{Missing(problem)}. {INSTALL}"
+    return asdict(found)
 
 
 def _memory() -> dict[str, Any]:

@@ -39,6 +39,8 @@ class RunnerRequest:
     dtype: "torch.dtype"
     trace_dir: Path | None
     """Output folder of an engine's own profiler; None outside the torch pass."""
+    compare_tokens: bool = False
+    """Whether a runner that quantizes weights also runs the request before, to compare the tokens (`reference_tokens`)."""
 
 
 class SteppableRunner(Steppable, Protocol):

@@ -29,9 +29,11 @@ from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Miss
 from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.core.weight_records import TokenAgreement
 from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send
 from llm_perf_opt.runners.measure.annotations import around_forward, marked, unmarked
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
+from llm_perf_opt.runners.measure.host_load import HostWatch
 from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
 from llm_perf_opt.runners.measure.torch_profiler import Profiled, profile_engine
 from llm_perf_opt.runners.models import weight_facts
@@ -49,10 +51,11 @@ def clean_pass(session: Session, out: Path) -> bool:
     runtime = session.config.runtime
     meter = session.meter(runtime.num_new_tokens, unmarked)
     effort = Effort(runtime.max_warmup, runtime.min_repeats, runtime.max_repeats, runtime.ci_target, runtime.time_limit_s)
+    watch = HostWatch(session.before)
     with _substages(session, meter):
-        measured = meter.measure(effort, _report_progress)
+        measured = meter.measure(effort, _report_progress, watch.watching)
     write_record(out / "inputs.json", _inputs(session))
-    write_record(out / "timings.json", _timings(session, measured, meter))
+    write_record(out / "timings.json", replace(_timings(session, measured, meter), host=watch.load))
     return not measured.interrupted
 
 
@@ -90,6 +93,8 @@ def torch_pass(session: Session, out: Path) -> None:
         overhead=profiled.overhead,
         trace_file=trace.name,
         trace_bytes=trace.stat().st_size,
+        cost=profiled.cost,
+        stage_cpu_ns=_stage_cpu(profiled.iteration),
     )
     write_record(out / "operators.json", without_profiler_events(record))
 
@@ -139,6 +144,12 @@ def _warm_up(meter: RequestMeter) -> None:
     for number in range(_PLAIN_WARMUP):
         iteration = meter.iterate()
         _report_progress(Progress("warm-up", number + 1, _PLAIN_WARMUP, iteration.total_ns))
+
+
+def _stage_cpu(iteration: Iteration) -> dict[str, int]:
+    if iteration.prefill_cpu_ns is None:
+        return {}
+    return {Stage.PREFILL.value: iteration.prefill_cpu_ns, Stage.DECODE.value: sum(iteration.steps_cpu_ns)}
 
 
 def _stage_walls(iteration: Iteration) -> dict[str, int]:
@@ -228,7 +239,21 @@ def _timings(session: Session, measured: Measured, meter: RequestMeter) -> Clean
         framework=_framework(session),
         device_untouched_until_ns=session.untouched_until_ns,
         runtime=runtime,
+        agreement=_agreement(getattr(session.runner, "reference_tokens", None), measured.tokens),
     )
+
+
+def _agreement(reference: list[list[int]] | None, tokens: list[list[int]]) -> TokenAgreement | None:
+    """Return how the tokens agree with those of the model before it was quantized; None if there are none."""
+    if reference is None:
+        return None
+    pairs = [
+        (position, expected == found)
+        for before, after in zip(reference, tokens, strict=True)
+        for position, (expected, found) in enumerate(zip(before, after, strict=True))
+    ]
+    differing = [position for position, same in pairs if not same]
+    return TokenAgreement(len(pairs), len(pairs) - len(differing), min(differing, default=None))
 
 
 def _memory(session: Session) -> MemoryPeaks:
@@ -269,7 +294,7 @@ def _framework(session: Session) -> dict[str, str]:
 def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None = None) -> bool:
     """Run one pass and write its files to `out`. Return False if it was interrupted but kept its results."""
     out.mkdir(parents=True, exist_ok=True)
-    session = open_session(config, trace_dir=out if which == "torch" else None)
+    session = open_session(config, trace_dir=out if which == "torch" else None, compare_tokens=which == "clean")
     import torch
 
     with torch.inference_mode():

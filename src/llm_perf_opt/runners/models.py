@@ -10,7 +10,7 @@ from llm_perf_opt.config.runtimes import Runtime
 from llm_perf_opt.config.schema import HardwareConfig, ModelConfig, RuntimeConfig, canonical_dtype
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
-from llm_perf_opt.core.records import WeightFacts
+from llm_perf_opt.core.weight_records import WeightFacts
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
 from llm_perf_opt.workspace.data.model_tree import check_model, model_folder
 

@@ -15,6 +15,7 @@ from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.models import device_name
+from llm_perf_opt.runners.quantization import quantize_linear_layers, quantized_bytes
 from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class PyTorchRunner:
         compile: CompileMode = "none",
     ) -> None:
         self.model = model
+        self.reference_tokens: list[list[int]] | None = None
+        """Tokens of the same request before the weights were quantized; None: not compared."""
         self._device = next(model.parameters()).device
         self._new_tokens = new_tokens
         self._cache_kind = cache
@@ -205,9 +208,43 @@ def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str
 
 def open_pytorch(request: RunnerRequest) -> PyTorchRunner:
     """Return a runner of the request's model."""
-    config = request.config
-    model = models.build_model(request.architecture, config.model, config.runtime, request.device, request.dtype)
-    runner = PyTorchRunner(model, config.model.name, config.runtime.num_new_tokens, config.runtime.cache, config.runtime.compile)
+    config, wanted = request.config, request.config.runtime
+    model = models.build_model(request.architecture, config.model, wanted, request.device, request.dtype)
+    if wanted.quantization == "none":
+        runner = PyTorchRunner(model, config.model.name, wanted.num_new_tokens, wanted.cache, wanted.compile)
+    else:
+        runner = _quantized(model, request)
     if request.prompts.pixels:
         runner.runtime = replace(runner.runtime, uncosted=IMAGES)
     return runner
+
+
+def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
+    """Quantize the model and return its runner, with the tokens of the request before it was quantized if they are wanted."""
+    config, wanted = request.config, request.config.runtime
+    if request.device.type != "cpu":
+        raise ConfigError(
+            f"runtime.quantization={wanted.quantization} runs on a CPU only; the device is {request.device}.",
+            "Use hardware=cpu or runtime.quantization=none.",
+        )
+    before = PyTorchRunner(model, config.model.name, wanted.num_new_tokens)
+    reference = _tokens(before, request) if request.compare_tokens else None
+    quantized = quantize_linear_layers(model, wanted.batch_size, compiled=wanted.compile != "none")
+    runner = PyTorchRunner(model, config.model.name, wanted.num_new_tokens, wanted.cache, wanted.compile)
+    runner.reference_tokens = reference
+    runner.facts = replace(
+        runner.facts,
+        parameters=before.facts.parameters,
+        weight_bytes=runner.facts.weight_bytes + quantized_bytes(model),
+        weights=replace(models.weight_facts(config.model), quantized=quantized),
+    )
+    return runner
+
+
+def _tokens(runner: PyTorchRunner, request: RunnerRequest) -> list[list[int]]:
+    """Return the tokens of the request."""
+    runner.begin()
+    tokens = [runner.prefill(runner.place(request.prompts))]
+    for _ in range(request.config.runtime.num_new_tokens - 1):
+        tokens.append(runner.decode_step(tokens[-1]))
+    return runner.to_lists(tokens)

@@ -1,6 +1,5 @@
 """A loaded request: its prompts, its runner and the matching meter."""
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +9,23 @@ from llm_perf_opt.config.registry import Declared, load
 from llm_perf_opt.config.runtimes import GROUP, Runtime, runtime_named, traits_of
 from llm_perf_opt.config.schema import RunConfig, canonical_dtype
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.records import Workload
+from llm_perf_opt.core.records import Missing, Workload
 from llm_perf_opt.runners.base import EngineRunner, Opener, Runner, RunnerRequest, SteppableRunner
 from llm_perf_opt.runners.child import send
+from llm_perf_opt.runners.cpus import prepare_threads, set_threads
 from llm_perf_opt.runners.measure.annotations import StageMarker
 from llm_perf_opt.runners.measure.clock import ClockName, HostClock, clock_for
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
+from llm_perf_opt.runners.measure.host_load import BusyBefore, OtherProcesses, sampled
 from llm_perf_opt.runners.measure.meter import Meter, RequestMeter
 from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts, with_images
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
+
+
+_IN_ENGINE = Missing("the engine may load the model in other processes")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Session:
     device: "torch.device"
     load_s: float
     untouched_until_ns: int
+    before: BusyBefore
+    """The load of other processes while the model was loaded."""
 
     @property
     def cuda(self) -> bool:
@@ -65,29 +71,28 @@ def is_steppable(runner: Runner) -> bool:
     return hasattr(runner, "decode_step")
 
 
-def open_session(config: RunConfig, trace_dir: Path | None = None) -> Session:
-    """Check what can be checked cheaply, then open the runtime with the model."""
+def open_session(config: RunConfig, trace_dir: Path | None = None, *, compare_tokens: bool = False) -> Session:
+    """Check what can be checked cheaply, then open the runtime with the model; see `RunnerRequest` for `compare_tokens`."""
     runtime = runtime_named(config.runtime.type)
-    if config.hardware.cpu_threads and runtime.engine:
-        os.environ["OMP_NUM_THREADS"] = str(config.hardware.cpu_threads)  # before torch loads: engines bind their threads once
+    hardware = config.hardware
+    prepare_threads(hardware.cpus, hardware.threads)
+    others = OtherProcesses()
     opener = _opener(runtime)
-    import torch
     import transformers
 
     from llm_perf_opt.runners import models
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if config.hardware.cpu_threads:
-        torch.set_num_threads(config.hardware.cpu_threads)
+    set_threads(hardware.cpus, hardware.threads)
     untouched_until = time.monotonic_ns()
-    device = models.choose_device(config.hardware)
+    device = models.choose_device(hardware)
     dtype = models.choose_dtype(config.model.dtype, device)
     architecture = models.load_config(config.model)
     prompts = _prompts(config, architecture, device, dtype)
     send("phase", text=f"loading {config.model.name} on {device} in {canonical_dtype(str(dtype))}")
     begun = time.monotonic()
-    runner = opener(RunnerRequest(config, architecture, prompts, device, dtype, trace_dir))
+    runner = opener(RunnerRequest(config, architecture, prompts, device, dtype, trace_dir, compare_tokens))
     _check_runner(runner, runtime)
     batch = cast("SteppableRunner", runner).place(prompts) if is_steppable(runner) else prompts
     workload = Workload(
@@ -98,7 +103,8 @@ def open_session(config: RunConfig, trace_dir: Path | None = None) -> Session:
         source=prompts.source,
         texts=prompts.texts,
     )
-    return Session(config, runner, prompts, batch, workload, device, time.monotonic() - begun, untouched_until)
+    before = BusyBefore(_IN_ENGINE, others.seconds) if runtime.engine else sampled(others)
+    return Session(config, runner, prompts, batch, workload, device, time.monotonic() - begun, untouched_until, before)
 
 
 def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype") -> Prompts:

@@ -29,6 +29,9 @@ class FakeClock:
     def read_ns(self) -> list[int]:
         return [mark - self.marks[0] for mark in self.marks]
 
+    def read_cpu_ns(self) -> list[int]:
+        return []
+
     def trial(self, name: str, work: float, *takes_ns: int) -> Trial:
         def call(number: int) -> None:
             self.now_ns += takes_ns[number % len(takes_ns)]

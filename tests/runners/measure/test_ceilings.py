@@ -2,8 +2,10 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +14,38 @@ import pytest
 import torch
 
 from llm_perf_opt.core.errors import CaptureError
-from llm_perf_opt.core.host import cpu_has_native_bf16
-from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings, read_ceilings
+from llm_perf_opt.core.host import cache_bytes, cpu_has_native_bf16, usable_cpus
+from llm_perf_opt.core.machine_records import (
+    CacheLevel,
+    CeilingRow,
+    Ceilings,
+    FoundCeilings,
+    LinearLayer,
+    ModelLinears,
+    read_ceilings,
+)
 from llm_perf_opt.core.records import Distribution, Missing
 from llm_perf_opt.core.run_folder import write_record
-from llm_perf_opt.runners.measure import ceiling_cpu, ceilings
+from llm_perf_opt.runners.measure import ceiling_cpu, ceiling_model, ceilings, host_load
 from llm_perf_opt.runners.measure.ceiling_kernels import Arena, Room, gemm_trial
 from llm_perf_opt.runners.measure.ceiling_timing import Measured, Quantity
 
 CPU = torch.device("cpu")
 TINY_S = 0.2
 KEYS = {
-    "gemm_bf16", "gemm_fp16", "gemm_tf32", "gemm_fp32", "gemm_fp8", "read", "copy", "gemv",
-    "launch_eager", "launch_graph", "dispatch", "sync", "launch_sync", "item",
+    "gemm_bf16", "gemm_fp16", "gemm_tf32", "gemm_fp32", "gemm_int8", "gemm_fp8", "read", "copy", "gemv",
+    "launch_eager", "launch_graph", "dispatch", "view_call", "module_call", "sync", "launch_sync", "item",
 }  # fmt: skip
+MODEL = ModelLinears("m", "fp32", 100_000, (LinearLayer(64, 512, 1, 1, 1), LinearLayer(64, 32, 6, 4, 1)))
+
+
+def expected_keys() -> set[str]:
+    """The keys of a CPU, with the caches and processors of this machine."""
+    levels = cache_bytes()
+    caches = (1, 2, 3) if isinstance(levels, Missing) else levels
+    counts = ceiling_cpu.thread_counts()
+    threads = {f"threads_{count}_{kind}" for count in counts for kind in ("gemm", "gemv")}
+    return KEYS | {f"read_l{level}" for level in caches} | threads
 
 
 @pytest.fixture
@@ -38,7 +58,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs on this machine is not looked at."""
-    monkeypatch.setattr(ceiling_cpu.OtherProcesses, "cpus", lambda _: 0.0)
+    monkeypatch.setattr(host_load.OtherProcesses, "cpus", lambda _: 0.0)
 
 
 @pytest.fixture
@@ -72,7 +92,7 @@ def measured() -> Ceilings:
 
 
 def test_every_quantity_has_a_row_and_every_row_a_value_or_a_reason(measured: Ceilings) -> None:
-    assert {row.key for row in measured.rows} == KEYS
+    assert {row.key for row in measured.rows} == expected_keys()
     for row in measured.rows:
         if isinstance(row.value, Missing):
             assert row.value.why
@@ -84,9 +104,11 @@ def test_every_quantity_has_a_row_and_every_row_a_value_or_a_reason(measured: Ce
 
 def test_what_a_cpu_has_is_measured_and_what_it_lacks_says_so(measured: Ceilings) -> None:
     values = {row.key: row.value for row in measured.rows}
-    for key in ("gemm_fp32", "read", "copy", "gemv", "dispatch"):
+    for key in ("gemm_fp32", "gemm_bf16", "gemm_fp16", "read", "copy", "gemv", "dispatch", "view_call", "threads_1_gemm"):
         assert isinstance(values[key], Distribution), values[key]
-    assert isinstance(values["gemm_bf16"], Distribution) == cpu_has_native_bf16()
+    bf16 = measured.row("gemm_bf16")
+    assert bf16 is not None
+    assert bf16.native in (cpu_has_native_bf16(), None)
     assert values["launch_eager"] == values["sync"] == values["item"] == Missing("the run is on the CPU")
 
 
@@ -106,6 +128,17 @@ def test_it_says_where_and_how_it_was_taken(measured: Ceilings) -> None:
     assert measured.budget_s == TINY_S
     assert "threads" in measured.conditions[0]
     assert "last-level cache" in measured.conditions[1]
+    assert measured.processors == usable_cpus()
+    assert torch.get_num_threads() == measured.threads, "the comparison of thread counts restores the setting"
+
+
+def test_thread_counts_are_powers_of_two_the_cores_and_all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling_cpu, "usable_cpus", lambda: 24)
+    monkeypatch.setattr(ceiling_cpu, "physical_cores", lambda: 12)
+    assert ceiling_cpu.thread_counts() == (1, 2, 4, 8, 12, 16, 24)
+    monkeypatch.setattr(ceiling_cpu, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(ceiling_cpu, "physical_cores", lambda: Missing("not reported"))
+    assert ceiling_cpu.thread_counts() == (1,)
 
 
 def test_a_quantity_that_fails_leaves_the_others(cache: Path, monkeypatch: pytest.MonkeyPatch, counted: list[float]) -> None:
@@ -192,6 +225,39 @@ def test_what_was_measured_is_kept_and_found_again(cache: Path, counted: list[fl
     assert second.cache_file == str(next(cache.iterdir()))
 
 
+def test_the_rows_of_a_model_join_those_of_the_device_which_models_share(
+    cache: Path, counted: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[str] = []
+
+    def quantities(model: ModelLinears, *_: Any) -> tuple[Quantity, ...]:
+        shapes.append(model.name)
+        return (Quantity("model_gemv_fp32", "decode", "ns", 1.0, lambda _: Measured(distribution(5e6), "made up"), work=1e6),)
+
+    monkeypatch.setattr(ceiling_model, "model_quantities", quantities)
+    first = ceilings.load_or_measure(CPU, False, model=MODEL)
+    second = ceilings.load_or_measure(CPU, False, model=MODEL)
+    other = ceilings.load_or_measure(CPU, False, model=replace(MODEL, name="other"))
+    assert (first.cached, second.cached, other.cached) == (False, True, False)
+    assert (len(counted), shapes) == (1, ["m", "other"])
+    assert [row.key for row in second.ceilings.rows] == ["read", "model_gemv_fp32"]
+    assert second.ceilings == first.ceilings
+    assert second.ceilings.model == MODEL
+    assert second.ceilings.rows[1].rate == pytest.approx(1e6 / 5e-3)
+    assert ceilings.load_or_measure(CPU, False).ceilings.model is None
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_shapes_that_cannot_be_measured_leave_the_peaks_of_the_device(
+    cache: Path, counted: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = Quantity("model_gemv_fp32", "decode", "ns", 1.0, lambda _: Missing("no room"))
+    monkeypatch.setattr(ceiling_model, "model_quantities", lambda *_: (nothing,))
+    found = ceilings.load_or_measure(CPU, False, model=MODEL)
+    assert [row.key for row in found.ceilings.rows] == ["read"]
+    assert "no room" in found.notes[0]
+
+
 def test_refresh_measures_anew_and_replaces(cache: Path, counted: list[float]) -> None:
     ceilings.load_or_measure(CPU, False)
     again = ceilings.load_or_measure(CPU, True)
@@ -207,11 +273,23 @@ def test_a_hasty_result_does_not_serve_a_thorough_request(cache: Path, counted: 
     assert ceilings.load_or_measure(CPU, False, budget_s=1.0).cached
 
 
-@pytest.mark.parametrize("field", ["name", "device_id", "driver", "torch_version", "threads", "kind"])
+@pytest.mark.parametrize(
+    "field", ["name", "device_id", "driver", "torch_version", "threads", "cpus", "wait_policy", "model", "kind"]
+)
 def test_another_device_driver_torch_or_thread_count_is_another_file(field: str) -> None:
     identity = ceilings.Identity("cpu", "a processor", "2 processors", "580.1", "2.13.0", 2)
-    other: dict[str, Any] = {field: {"threads": 3, "kind": "cuda"}.get(field, "another")}
+    other: dict[str, Any] = {field: {"threads": 3, "kind": "cuda", "cpus": (1,), "model": MODEL}.get(field, "another")}
     assert replace(identity, **other).digest != identity.digest
+
+
+def test_the_wait_policy_and_the_kernels_of_a_run_are_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    passive = ceilings.identify(CPU)
+    assert passive.wait_policy == "passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert ceilings.identify(CPU).digest != passive.digest
+    digests = {replace(passive, model=replace(MODEL, compiled=compiled)).digest for compiled in (False, True)}
+    assert len(digests) == 2
 
 
 def test_threads_of_the_host_do_not_divide_the_results_of_a_gpu() -> None:
@@ -262,7 +340,7 @@ def test_what_was_measured_beside_a_busy_neighbor_is_not_kept(
     cache: Path, monkeypatch: pytest.MonkeyPatch, counted: list[float]
 ) -> None:
     good = ceilings.load_or_measure(CPU, False)
-    monkeypatch.setattr(ceiling_cpu.OtherProcesses, "cpus", lambda _: 0.97)
+    monkeypatch.setattr(host_load.OtherProcesses, "cpus", lambda _: 0.97)
     disturbed = ceilings.load_or_measure(CPU, True)
     assert "other processes used 0.97 CPUs meanwhile" in disturbed.notes[0]
     assert ceilings.load_or_measure(CPU, False).ceilings == good.ceilings
@@ -279,14 +357,44 @@ def test_a_stored_row_comes_back_whole(tmp_path: Path) -> None:
     rows = (
         CeilingRow("read", "read bandwidth", "B/s", distribution(4.348e12), "sum", "SM 1980 MHz, 560 W"),
         CeilingRow("gemm_fp8", "GEMM fp8", "FLOP/s", Missing("compute capability 8.0 has none"), ""),
+        CeilingRow("model_gemv_bf16", "decode", "ns", distribution(1e6), "linear", "", "AVX2", False, 1e6),
     )
     stored = Ceilings("cuda", "NVIDIA H200", "GPU-1", "580.1", "2.11.0", 16, "2026-01-01T00:00:00+00:00", 9.0, 7.5, ("a",), rows)
+    stored = replace(stored, caches=(CacheLevel(3, 2**25),), processors=4, core_cpus=(0, 2), model=MODEL)
     found = FoundCeilings(stored, False, Missing("not cached"), ("a note",))
     write_record(tmp_path / "c.json", found)
     back = read_ceilings(tmp_path / "c.json")
     assert back.ceilings.rows == rows
+    assert tuple(back.ceilings.caches) == stored.caches
+    assert (back.ceilings.processors, tuple(back.ceilings.core_cpus), back.ceilings.model) == (4, (0, 2), MODEL)
     assert back.ceilings.driver == "580.1"
     assert (back.cache_file, tuple(back.notes)) == (Missing("not cached"), ("a note",))
+
+
+def test_a_file_of_an_earlier_version_is_read() -> None:
+    found = read_ceilings(Path(__file__).parents[2] / "fixtures/old_run/run/raw/ceilings/ceilings.json").ceilings
+    assert (found.caches, found.processors, found.core_cpus, found.model) == ((), 0, (), None)
+    assert all((row.instructions, row.native, row.work) == ("", None, None) for row in found.rows)
+
+
+# --- against a loop of torch alone ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_peak_of_products_is_that_of_a_bare_loop(alone: None) -> None:
+    found = ceilings.measure(CPU, ceilings.identify(CPU), 4.0, lambda *_: None)[0].row("gemm_fp32")
+    assert found is not None
+    assert isinstance(found.value, Distribution)
+    rates = []
+    for size in (512, 1024, 2048):
+        left, right = torch.randn(size, size), torch.randn(size, size)
+        times = []
+        for _ in range(12):
+            begun = time.perf_counter()
+            torch.mm(left, right.t())
+            times.append(time.perf_counter() - begun)
+        rates.append(2 * size**3 / statistics.median(times[2:]))
+    assert found.value.median == pytest.approx(max(rates), rel=0.15)
 
 
 # --- as a process -----------------------------------------------------------------------------------------------------
@@ -314,7 +422,7 @@ def test_the_process_measures_tells_and_writes(tmp_path: Path) -> None:
     assert {"GEMM fp32", "read bandwidth", "copy bandwidth", "GEMV bandwidth"} <= set(labels)
     found = read_ceilings(out)
     assert found.ceilings.threads == 1
-    assert {row.key for row in found.ceilings.rows} == KEYS
+    assert {row.key for row in found.ceilings.rows} == expected_keys()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")

@@ -38,6 +38,8 @@ class Machine:
     substages: Sequence[tuple[str, int]] = ()
     """Sub-stages inside every forward, each with its time; the forward lasts that much longer."""
     fails_in_request: int = 0
+    cpu_share: int = 0
+    """CPU time of the thread as a share of the time, one part in this many; 0: the clock does not record it."""
     _marks: list[int] = field(default_factory=list)
     _step: int = 0
 
@@ -79,6 +81,9 @@ class Machine:
     def read_ns(self) -> list[int]:
         return [mark - self._marks[0] for mark in self._marks]
 
+    def read_cpu_ns(self) -> list[int]:
+        return [time // self.cpu_share for time in self.read_ns()] if self.cpu_share else []
+
     # the time of day
 
     def monotonic(self) -> float:
@@ -107,6 +112,7 @@ class MarksOf:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.synchronize, self.mark, self.read_ns = machine.synchronize, machine.mark, machine.read_ns
+        self.read_cpu_ns = machine.read_cpu_ns
 
     def begin(self) -> None:
         self._machine.log.append("forget marks")
@@ -141,6 +147,27 @@ def test_every_stage_is_timed_to_the_nanosecond(monkeypatch: pytest.MonkeyPatch)
     assert found == Iteration(
         started_ns=1_000_000 + BEGIN_NS, wall_ns=1234 + 60, prefill_ns=1234, steps_ns=(10, 20, 30), substages=()
     )
+
+
+def test_the_cpu_time_of_the_thread_is_read_at_the_same_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = metered(Machine([(1000, (10, 20))], substages=[("mlp", 4)], cpu_share=2), monkeypatch).iterate()
+    assert (found.prefill_cpu_ns, found.steps_cpu_ns) == (502, (7, 12))
+    without = metered(Machine([(1000, (10, 20))]), monkeypatch).iterate()
+    assert (without.prefill_cpu_ns, without.steps_cpu_ns) == (None, ())
+
+
+def test_a_context_is_open_during_the_repeats_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(STEADY)
+    seen: list[int] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        seen.append(machine.requests)
+        yield
+        seen.append(machine.requests)
+
+    found = metered(machine, monkeypatch).measure(effort(), around=around)
+    assert seen == [len(found.warmup), len(found.warmup) + len(found.iterations)]
 
 
 @settings(deadline=None)

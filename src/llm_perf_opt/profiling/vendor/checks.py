@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from llm_perf_opt.core.compiler import INSTALL, compiler_problem, find_compiler
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, cpu_name, usable_cpus
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import LEAST_FREE_BYTES
@@ -216,10 +217,10 @@ def _counters() -> Check:
 
 
 def _compiler() -> Check:
-    found = shutil.which("g++") or shutil.which("clang++")
-    if found:
-        return Check("C++ compiler", "ok", found)
-    return Check("C++ compiler", "warning", "none on the PATH", "runtime.compile on the CPU fails.", "Install g++ or clang++.")
+    found, problem = find_compiler(), compiler_problem()
+    if isinstance(found, Missing) or problem:
+        return Check("C++ compiler", "warning", problem, "runtime.compile on the CPU fails.", INSTALL)
+    return Check("C++ compiler", "ok", f"{found.path}, {found.version}", details=asdict(found))
 
 
 def _where(name: str, title: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
 from typing import Any, Protocol
 
 from llm_perf_opt.core.stages import DOMAIN
@@ -48,6 +49,31 @@ def around_forward(module: Any, new_context: Callable[[], AbstractContextManager
         hooks.callback(module.register_forward_pre_hook(enter).remove)
         hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         yield
+
+
+@contextmanager
+def labeled_forward(module: Any, label: str) -> Iterator[None]:
+    """Label every forward of a torch module for torch.profiler while this context is open.
+
+    A hook with record_function takes ten times as long (26 µs instead of 2.4 µs on the slowest machine measured), which a decode
+    step with a hundred modules would show. The label is recorded as an operator; the reader of traces knows it by its name.
+    """
+    from torch._C._profiler import _RecordFunctionFast
+
+    original, own = module.forward, module.__dict__.get("forward")
+
+    @wraps(original)
+    def forward(*arguments: Any, **options: Any) -> Any:
+        with _RecordFunctionFast(label):
+            return original(*arguments, **options)
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
 
 
 @contextmanager

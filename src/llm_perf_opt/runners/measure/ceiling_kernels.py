@@ -21,6 +21,9 @@ _RANDOM_ELEMENTS = 65 * 2**16
 """Random numbers are drawn once and repeated, because drawing all would take longer than measuring. Not a power of two, so that
 matrices differ."""
 _GEMM_TRIALS = 3
+_GEMM_PROBES = 3
+_CACHE_READ_BYTES = 8 * 2**20
+"""What each thread reads in one call: much longer than starting the call takes."""
 _CACHES_BEYOND = 2
 """Buffers used in turn must be this many times the cache, so that none is still cached when it is used again."""
 
@@ -87,17 +90,25 @@ def gemm_rate(
     dtype: "torch.dtype",
     seconds: float,
     multiply: Multiply | None = None,
+    others: Sequence[Trial] = (),
 ) -> Maybe[Measured]:
-    """Return the best rate of the largest shapes that fit the time, estimated from the smallest. `shapes` ascend."""
+    """Return the best rate of `others` and of the largest shapes that fit the time, estimated from the smallest ones.
+
+    `shapes` ascend.
+    """
     fitting = [shape for shape in shapes if _sets(arena, shape, dtype) >= 1]
     if not fitting:
         return Missing(f"two {_times(shapes[0])} operands do not fit in {arena.room.bytes / 2**20:.0f} MiB")
-    first = gemm_trial(arena, fitting[0], dtype, multiply)
-    rate = first.work / stopwatch.probe_ns(first)
     trial_ns = seconds * 1e9 / _GEMM_TRIALS
+    rate = 0.0
+    for shape in fitting[:_GEMM_PROBES]:
+        if rate and LEAST_SAMPLES * _flops(shape) / rate > trial_ns:
+            break
+        probe = gemm_trial(arena, shape, dtype, multiply)
+        rate = max(rate, probe.work / stopwatch.probe_ns(probe))
     in_time = [shape for shape in fitting if LEAST_SAMPLES * _flops(shape) / rate <= trial_ns] or fitting[:1]
     trials = [gemm_trial(arena, shape, dtype, multiply) for shape in in_time[-_GEMM_TRIALS:]]
-    return best_rate(stopwatch, trials, seconds)
+    return best_rate(stopwatch, [*trials, *others], seconds)
 
 
 def gemm_trial(arena: Arena, shape: Shape, dtype: "torch.dtype", multiply: Multiply | None = None) -> Trial:
@@ -159,6 +170,24 @@ def read_rate(stopwatch: Stopwatch, arena: Arena, columns: int, seconds: float) 
             Trial(f"maximum {mebibytes}", size, lambda number: flat[number % count].amax()),
             Trial(f"dot product {mebibytes}", size, lambda number: torch.dot(*halves[number % count])),
             Trial(f"matrix–vector product {mebibytes}", size, lambda number: torch.mv(matrices[number % count], vector)),
+        ],
+        seconds,
+    )
+
+
+def cache_read_rate(stopwatch: Stopwatch, bytes_each: int, threads: int, seconds: float) -> Measured:
+    """Return the bytes per second that all threads together read, each the same `bytes_each` again and again."""
+    import torch
+
+    values = torch.randn(max(1, bytes_each // 4))
+    repeats = max(threads, _CACHE_READ_BYTES * threads // values.nbytes)
+    rows, moved = values.expand(repeats, -1), repeats * values.nbytes
+    name = f"of {values.nbytes / 2**10:.0f} KiB fp32 per thread, {repeats} times"
+    return best_rate(
+        stopwatch,
+        [
+            Trial(f"sum {name}", moved, lambda _: rows.sum(1)),
+            Trial(f"maximum {name}", moved, lambda _: rows.amax(1)),
         ],
         seconds,
     )

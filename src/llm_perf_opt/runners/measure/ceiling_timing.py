@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.machine_records import CeilingUnit
-from llm_perf_opt.core.records import Distribution, Maybe
+from llm_perf_opt.core.records import Distribution, Maybe, Missing
 from llm_perf_opt.runners.measure.clock import Clock
 
 LEAST_SAMPLES = 9
@@ -55,6 +55,10 @@ class Quantity:
     weight: float
     """Share of the time relative to the others; 0 for a quantity known to be missing."""
     measure: Callable[[float], Maybe[Measured]]
+    instructions: str = ""
+    native: bool | None = None
+    work: float | None = None
+    """These three as in the `CeilingRow`."""
 
 
 @dataclass(frozen=True)
@@ -155,3 +159,23 @@ def host_latency(
     each = (time.perf_counter() - begun) / (_WARM_CALLS + _PROBE_CALLS)
     samples = max(LEAST_SAMPLES, min(most, int(seconds / each)))
     return Measured(summarize([once() / per for _ in range(samples)]), how)
+
+
+def host_difference(
+    how: str, action: Callable[[], object], without: Callable[[], object], seconds: float, *, per: int = 1, most: int = 200
+) -> Maybe[Measured]:
+    """Return how much longer `action` takes the host than `without`, divided by `per`. They are timed in turn."""
+    begun = time.perf_counter()
+    for _ in range(_WARM_CALLS + _PROBE_CALLS):
+        action()
+        without()
+    each = (time.perf_counter() - begun) / (_WARM_CALLS + _PROBE_CALLS)
+    times = []
+    for _ in range(max(LEAST_SAMPLES, min(most, int(seconds / each)))):
+        marks = [time.perf_counter_ns()]
+        for run in (action, without):
+            run()
+            marks.append(time.perf_counter_ns())
+        times.append((marks[1] - marks[0] - (marks[2] - marks[1])) / per)
+    value = summarize(times)
+    return Measured(value, how) if value.median > 0 else Missing("the difference is smaller than its noise")

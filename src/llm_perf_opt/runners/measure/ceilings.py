@@ -1,6 +1,6 @@
 """Measure the peaks of this machine, or read them from the cache. A separate process, because it imports torch:
 
-`python -m llm_perf_opt.runners.measure.ceilings --device auto|cpu|cuda --device-index N --out FILE [--refresh]`
+`python -m llm_perf_opt.runners.measure.ceilings --device auto|cpu|cuda --device-index N --out FILE [--model FILE] [--refresh]`
 """
 
 import argparse
@@ -10,30 +10,42 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError
-from llm_perf_opt.core.host import cpu_name, last_level_cache_bytes, user_cache_folder
-from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings, read_ceilings
+from llm_perf_opt.core.host import (
+    cache_bytes,
+    cpu_name,
+    last_level_cache_bytes,
+    one_cpu_per_core,
+    usable_cpus,
+    user_cache_folder,
+)
+from llm_perf_opt.core.machine_records import CacheLevel, CeilingRow, Ceilings, FoundCeilings, ModelLinears, read_ceilings
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.run_folder import write_record
+from llm_perf_opt.core.run_folder import read_record, write_record
 from llm_perf_opt.runners.child import die_with_parent, framework_error, report_errors, send
-from llm_perf_opt.runners.measure.ceiling_timing import Conditions, Quantity
+from llm_perf_opt.runners.cpus import prepare_threads, set_threads
+from llm_perf_opt.runners.measure.ceiling_timing import Conditions, Measured, Quantity
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
 from llm_perf_opt.runners.measure.gpu import handle_of, nvml, read, text_of
+from llm_perf_opt.runners.measure.host_load import wait_policy
 
 if TYPE_CHECKING:
     import torch
 
 
-BUDGET_S = 9.0
+BUDGET_S = {"cuda": 9.0, "cpu": 4.5}
 """Default measuring time, without loading the framework and filling memory."""
-METHOD = 1
+MODEL_SHARE = 0.4
+"""Measuring time of a model's own shapes, relative to that of the device."""
+METHOD = 3
 """Increased when the method of measurement changes, so that older results are not found."""
 
 Progress = Callable[[int, int, str], None]
@@ -50,12 +62,19 @@ class Identity:
     driver: Maybe[str]
     torch_version: str
     threads: int
+    cpus: tuple[int, ...] = ()
+    """Processors that the process may use; empty if the system does not say."""
+    wait_policy: str = "default"
+    """How OpenMP threads wait for work."""
+    model: ModelLinears | None = None
+    """The model whose shapes are measured; None for the peaks of the device itself."""
 
     @property
     def digest(self) -> str:
         """A hash that names the cache file."""
-        threads = self.threads if self.kind == "cpu" else 0  # host threads do not affect a GPU
-        parts = [METHOD, self.kind, self.name, self.device_id, str(self.driver), self.torch_version, threads]
+        host = [self.threads, self.cpus, self.wait_policy] if self.kind == "cpu" else []  # they do not affect a GPU
+        parts: list[Any] = [METHOD, self.kind, self.name, self.device_id, str(self.driver), self.torch_version, host]
+        parts += [asdict(self.model)] if self.model else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -63,11 +82,42 @@ def load_or_measure(
     device: "torch.device",
     refresh: bool,
     *,
-    budget_s: float = BUDGET_S,
+    budget_s: float | None = None,
     progress: Progress = lambda done, total, label: None,
+    model: ModelLinears | None = None,
 ) -> FoundCeilings:
-    """Return the cached peaks of this device, driver and torch; measure them if none took at least `budget_s`."""
+    """Return the peaks of this device and, on a CPU, the times of a model's shapes; cached ones if available.
+
+    Peaks are measured if none are cached for this device, driver and torch with at least this budget.
+    """
     identity = identify(device)
+    budget_s = BUDGET_S[identity.kind] if budget_s is None else budget_s
+    found = _load_or_measure(device, identity, refresh, budget_s, progress)
+    if model is None or device.type != "cpu":
+        return found
+    try:
+        return _joined(found, _load_or_measure(device, replace(identity, model=model), refresh, MODEL_SHARE * budget_s, progress))
+    except CaptureError as error:  # the peaks of the device are still useful
+        return replace(found, notes=(*found.notes, f"The shapes of {model.name} were not measured: {error.fact}"))
+
+
+def _joined(device: FoundCeilings, model: FoundCeilings) -> FoundCeilings:
+    """Return the peaks of a device together with the rows of a model."""
+    first, second = device.ceilings, model.ceilings
+    ceilings = replace(
+        first,
+        rows=(*first.rows, *second.rows),
+        seconds=round(first.seconds + second.seconds, 3),
+        conditions=tuple(dict.fromkeys((*first.conditions, *second.conditions))),
+        model=second.model,
+    )
+    notes, doubts = (tuple(dict.fromkeys(both)) for both in ((*device.notes, *model.notes), (*device.doubts, *model.doubts)))
+    return FoundCeilings(ceilings, device.cached and model.cached, device.cache_file, notes, doubts)
+
+
+def _load_or_measure(
+    device: "torch.device", identity: Identity, refresh: bool, budget_s: float, progress: Progress
+) -> FoundCeilings:
     folder = cache_folder()
     file: Maybe[Path] = folder if isinstance(folder, Missing) else folder / f"{identity.digest}.json"
     notes: list[str] = [] if isinstance(file, Path) else [f"The peaks are not cached: {file.why}."]
@@ -94,11 +144,13 @@ def measure(device: "torch.device", identity: Identity, budget_s: float, progres
 
     begun = time.monotonic()
     taken = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with torch.inference_mode(), _planned(device) as (quantities, conditions):
+    with warnings.catch_warnings(), torch.inference_mode(), _planned(device, identity.model) as (quantities, conditions):
+        warnings.simplefilter("ignore", UserWarning)  # torch warns when it falls back to a slow kernel, which is measured here
         rows, failed = _rows(quantities, budget_s, progress)
         surroundings = conditions()
     if all(isinstance(row.value, Missing) for row in rows):
         raise CaptureError(f"None of the {len(rows)} peaks could be measured: {rows[0].value}.", "See the log.")
+    levels = cache_bytes() if identity.kind == "cpu" else {}
     ceilings = Ceilings(
         device_kind=identity.kind,
         device_name=identity.name,
@@ -111,6 +163,10 @@ def measure(device: "torch.device", identity: Identity, budget_s: float, progres
         seconds=round(time.monotonic() - begun, 3),
         conditions=surroundings.notes,
         rows=rows,
+        caches=() if isinstance(levels, Missing) else tuple(CacheLevel(*entry) for entry in levels.items()),
+        processors=usable_cpus(),
+        core_cpus=() if isinstance(cores := one_cpu_per_core(), Missing) else cores,
+        model=identity.model,
     )
     doubts = [surroundings.doubt] if surroundings.doubt else []
     return ceilings, (*doubts, *(f"{label} failed and may work next time" for label in failed))
@@ -123,27 +179,53 @@ def _rows(quantities: Sequence[Quantity], budget_s: float, progress: Progress) -
         if quantity.weight:
             progress(number, len(quantities), quantity.label)
         try:
-            measured = quantity.measure(budget_s * quantity.weight / weights)
+            with _mkldnn_kept():
+                measured = quantity.measure(budget_s * quantity.weight / weights)
         except (RuntimeError, MemoryError, NotImplementedError) as error:  # the other operations may still work
             measured = Missing(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
             failed.append(quantity.label)
-        if isinstance(measured, Missing):
-            rows.append(CeilingRow(quantity.key, quantity.label, quantity.unit, measured, ""))
-        else:
-            rows.append(
-                CeilingRow(quantity.key, quantity.label, quantity.unit, measured.value, measured.how, measured.conditions)
-            )
+        rows.append(_row(quantity, measured))
     return tuple(rows), tuple(failed)
 
 
 @contextmanager
-def _planned(device: "torch.device") -> Iterator[tuple[Sequence[Quantity], Callable[[], Conditions]]]:
+def _mkldnn_kept() -> Iterator[None]:
+    """Restore the use of oneDNN: torch turns it off for good when one product fails, which would change later ones."""
+    import torch
+
+    settings: Any = torch.backends.mkldnn
+    before = settings.enabled
+    try:
+        yield
+    finally:
+        settings.enabled = before
+
+
+def _row(quantity: Quantity, measured: Maybe[Measured]) -> CeilingRow:
+    return CeilingRow(
+        key=quantity.key,
+        label=quantity.label,
+        unit=quantity.unit,
+        value=measured if isinstance(measured, Missing) else measured.value,
+        how="" if isinstance(measured, Missing) else measured.how,
+        conditions="" if isinstance(measured, Missing) else measured.conditions,
+        instructions=quantity.instructions,
+        native=quantity.native,
+        work=quantity.work,
+    )
+
+
+@contextmanager
+def _planned(device: "torch.device", model: ModelLinears | None) -> Iterator[tuple[Sequence[Quantity], Callable[[], Conditions]]]:
     """Yield the quantities to measure, and a function that returns the conditions afterwards."""
     if device.type == "cpu":
-        from llm_perf_opt.runners.measure.ceiling_cpu import OtherProcesses, cpu_quantities, host_conditions, host_room
+        from llm_perf_opt.runners.measure.ceiling_cpu import cpu_quantities, host_conditions, host_room
+        from llm_perf_opt.runners.measure.ceiling_model import model_quantities
+        from llm_perf_opt.runners.measure.host_load import OtherProcesses
 
         room, others = host_room(), OtherProcesses()
-        yield cpu_quantities(device, room), lambda: host_conditions(room, others.cpus())
+        quantities = cpu_quantities(device, room) if model is None else model_quantities(model, device, room)
+        yield quantities, lambda: host_conditions(room, others.cpus())
         return
     import torch
 
@@ -169,7 +251,8 @@ def identify(device: "torch.device") -> Identity:
         cache = last_level_cache_bytes()
         size = "unknown" if isinstance(cache, Missing) else f"{cache / 2**20:.0f} MiB"
         device_id = f"{os.cpu_count()} processors, last-level cache {size}"
-        return Identity("cpu", cpu_name(), device_id, Missing("the run is on the CPU"), version, threads)
+        cpus = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+        return Identity("cpu", cpu_name(), device_id, Missing("the run is on the CPU"), version, threads, cpus, wait_policy())
     properties = torch.cuda.get_device_properties(device)
     return Identity("cuda", properties.name, str(properties.uuid), _driver(), version, threads)
 
@@ -204,6 +287,8 @@ def _check(cached: Ceilings, identity: Identity, file: Path) -> None:
     owner = (cached.device_kind, cached.device_name, cached.device_id, cached.torch_version)
     if owner != (identity.kind, identity.name, identity.device_id, identity.torch_version):
         raise ParseError(f"{file} contains the peaks of another device.")
+    if cached.model != identity.model:
+        raise ParseError(f"{file} contains the shapes of another model.")
     try:
         taken = datetime.fromisoformat(cached.taken)
     except ValueError as error:
@@ -233,21 +318,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--device-index", type=int, default=0)
     parser.add_argument("--threads", type=int, help="host threads of the framework; default: its own choice")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds to spend on measuring")
+    parser.add_argument("--cpus", help="CPUs to run on, such as 0-3,8; default: all that are allowed")
+    parser.add_argument("--budget-s", type=float, help="seconds to spend on measuring; default: 9 on a GPU, 4.5 on a CPU")
+    parser.add_argument("--model", type=Path, help="weight matrices of a model that are measured too: ModelLinears, JSON")
     parser.add_argument("--refresh", action="store_true", help="measure even if a cached result exists")
     parser.add_argument("--out", type=Path, required=True, help="output file, JSON")
     wanted = parser.parse_args(arguments)
     with report_errors(_translate):
         die_with_parent()
+        prepare_threads(wanted.cpus, wanted.threads)
         write_record(wanted.out, _found(wanted))
         sys.exit(0)
 
 
 def _found(wanted: Any) -> FoundCeilings:
-    import torch
-
-    if wanted.threads:
-        torch.set_num_threads(wanted.threads)
+    set_threads(wanted.cpus, wanted.threads)
     index = f"--device-index {wanted.device_index}"
     device = pick_device(DeviceRequest(wanted.device, wanted.device_index, f"--device {wanted.device}", index, "--device cpu"))
     send("phase", text=f"device {device}")
@@ -255,7 +340,8 @@ def _found(wanted: Any) -> FoundCeilings:
     def progress(done: int, total: int, label: str) -> None:
         send("progress", phase="measuring", done=done, at_most=total, text=label)
 
-    return load_or_measure(device, wanted.refresh, budget_s=wanted.budget_s, progress=progress)
+    model = read_record(wanted.model, ModelLinears) if wanted.model else None
+    return load_or_measure(device, wanted.refresh, budget_s=wanted.budget_s, progress=progress, model=model)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,22 @@ class Clock(Protocol):
     def read_ns(self) -> list[int]:
         """Return each mark's offset from the first in integer nanoseconds; call after `synchronize`."""
 
+    def read_cpu_ns(self) -> list[int]:
+        """Return the CPU time of the calling thread at each mark, from the first; empty if it is not recorded."""
+
 
 class HostClock:
-    """The monotonic clock of the host, for work that is done when its call returns."""
+    """The monotonic clock of the host, for work that is done when its call returns.
+
+    With `cpu_time`, a mark also reads the CPU time of the thread.
+    """
 
     name: ClockName = "host clock"
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_time: bool = False) -> None:
+        self._cpu_time = cpu_time
         self._marks: list[int] = []
+        self._cpu_marks: list[int] = []
 
     def synchronize(self) -> None:
         """Do nothing: a CPU has no outstanding work."""
@@ -39,15 +47,22 @@ class HostClock:
     def begin(self) -> None:
         """Discard the marks."""
         self._marks = []
+        self._cpu_marks = []
 
     def mark(self) -> int:
         """Read the monotonic clock."""
+        if self._cpu_time:
+            self._cpu_marks.append(time.thread_time_ns())
         self._marks.append(time.monotonic_ns())
         return len(self._marks) - 1
 
     def read_ns(self) -> list[int]:
         """Return the offsets from the first mark."""
         return [mark - self._marks[0] for mark in self._marks]
+
+    def read_cpu_ns(self) -> list[int]:
+        """Return the offsets of the CPU time from the first mark; empty without `cpu_time`."""
+        return [mark - self._cpu_marks[0] for mark in self._cpu_marks]
 
 
 class CudaEventClock:
@@ -87,7 +102,11 @@ class CudaEventClock:
             offsets.append(offsets[-1] + round(earlier.elapsed_time(later) * 1_000_000))
         return offsets
 
+    def read_cpu_ns(self) -> list[int]:
+        """Return nothing: the thread only launches the work."""
+        return []
+
 
 def clock_for(device: Any) -> Clock:
     """Return the clock of a torch device."""
-    return CudaEventClock(device) if device.type == "cuda" else HostClock()
+    return CudaEventClock(device) if device.type == "cuda" else HostClock(cpu_time=True)

@@ -5,13 +5,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from llm_perf_opt.analysis.cost_model.work import ComponentName
 from llm_perf_opt.core.records import PartTime
 from llm_perf_opt.core.stages import PART_LABEL
-from llm_perf_opt.runners.measure.annotations import around_forward
+from llm_perf_opt.runners.measure.annotations import labeled_forward
 
 _ATTENTION = r"(self_attn|attn|attention|self_attention)"
 RULES: tuple[tuple[str, bool, ComponentName], ...] = (
@@ -38,15 +37,13 @@ def part_of(path: str, multiplies: bool) -> ComponentName | None:
 
 @contextmanager
 def labeled_parts(model: Any) -> Iterator[None]:
-    """Run every forward of a component's module inside a record_function range while the context is open."""
-    from torch.profiler import record_function
-
+    """Label every forward of a component's module while the context is open."""
     with ExitStack() as hooks:
         for path, module in model.named_modules():
             weight = getattr(module, "weight", None)
             part = part_of(path, weight is not None and weight.dim() == 2)
             if part is not None:
-                hooks.enter_context(around_forward(module, partial(record_function, PART_LABEL + part)))
+                hooks.enter_context(labeled_forward(module, PART_LABEL + part))
         yield
 
 

@@ -5,7 +5,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -89,10 +89,16 @@ class RequestMeter(ABC):
     def tokens(self) -> list[list[int]]:
         """Return the new tokens of the latest request, per sequence; waits for the device."""
 
-    def measure(self, effort: Effort, on_progress: Callable[[Progress], None] = lambda _: None) -> Measured:
+    def measure(
+        self,
+        effort: Effort,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Measured:
         """Warm up, then repeat until the medians of prefill and decode are within the target or a limit is reached.
 
-        An interruption keeps the finished repeats; before the first repeat it is raised.
+        The repeats run inside the context `around`. An interruption keeps the finished repeats; before the first repeat it is
+        raised.
         """
         warmup = self._warm_up(effort, on_progress)
         begun = time.monotonic()
@@ -101,7 +107,7 @@ class RequestMeter(ABC):
         iterations: list[Iteration] = []
         repeat = True
         stopped, stable, interrupted = "", False, False
-        with _frozen_heap():
+        with _frozen_heap(), around():
             try:
                 while not stopped:
                     iterations.append(self.iterate())
@@ -197,7 +203,9 @@ class Meter(RequestMeter):
                     duration_ns=times[last] - times[first],
                 )
             )
-        return Iteration(started, wall, lengths[0], tuple(lengths[1:]), tuple(spans))
+        used = self._clock.read_cpu_ns()
+        cpu = [used[later] - used[earlier] for earlier, later in itertools.pairwise(marks)] if used else []
+        return Iteration(started, wall, lengths[0], tuple(lengths[1:]), tuple(spans), cpu[0] if cpu else None, tuple(cpu[1:]))
 
 
 @contextmanager

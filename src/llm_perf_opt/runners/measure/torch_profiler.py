@@ -4,15 +4,17 @@ import gzip
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from llm_perf_opt.analysis.trace.operators import operator_rows, stage_activity_of
 from llm_perf_opt.config.schema import TorchPreset
+from llm_perf_opt.core.host_records import ProfilerCost
 from llm_perf_opt.core.records import Iteration, Maybe, Missing, OperatorRow, PartTime, StageActivity
 from llm_perf_opt.core.stages import PART_LABEL, STAGE_NAMES, Stage
 from llm_perf_opt.runners.measure.components import Range, Timeline, host_times, kernel_times
+from llm_perf_opt.runners.measure.profiler_cost import profiler_cost
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 
 PRESETS: dict[TorchPreset, dict[str, Any]] = {
@@ -32,6 +34,7 @@ class Profiled:
     parts: Maybe[tuple[PartTime, ...]]
     overhead: tuple[OperatorRow, ...] = ()
     """Rows of the profiler's own work."""
+    cost: ProfilerCost | None = None
 
 
 _OWN_WORK = ("Instrumentation", "Resource")
@@ -39,25 +42,65 @@ _OWN_WORK = ("Instrumentation", "Resource")
 
 def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path) -> Profiled:
     """Profile one iteration after a profiler warm-up iteration; write the gzipped Chrome trace to `trace`."""
+    return _profile_gpu(iterate, preset, trace) if cuda else _profile_cpu(iterate, preset, trace)
+
+
+def _profile_cpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: Path) -> Profiled:
+    """Profile two iterations: the first warms the profiler up and records memory, which lengthens operators."""
+    from torch.profiler import ProfilerActivity, profile
+
+    settings = {key: value for key, value in PRESETS[preset].items() if key != "profile_memory"}
+    memory = PRESETS[preset].get("profile_memory", False)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=memory, **settings) as first:
+        iterate()
+    with profile(activities=[ProfilerActivity.CPU], **settings) as profiler:
+        measured = iterate()
+    _export(profiler, trace)
+    found = operator_rows(read_torch_trace(trace), on_gpu=False)  # torch's own table takes seconds
+    allocated: dict[str, Maybe[int]] = {}
+    if memory:
+        allocated = {row.name: row.cpu_memory_bytes for row in operators(first.key_averages(), preset, cuda=False)}
+    unknown = _OTHER_ITERATION if memory else _no_memory(preset)
+    return Profiled(
+        iteration=measured,
+        operators=[replace(row, cpu_memory_bytes=allocated.get(row.name, unknown)) for row in found if not _is_label(row.name)],
+        activity=Missing("the run is on the CPU"),
+        parts=part_times(_events(profiler), cuda=False),
+        cost=profiler_cost(settings),
+    )
+
+
+_OTHER_ITERATION = Missing("the operator did not run in the iteration whose memory was recorded")
+
+
+def _no_memory(preset: TorchPreset) -> Missing:
+    return Missing(f"the preset {preset} does not record memory; profiling.torch.preset=default does")
+
+
+def _profile_gpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: Path) -> Profiled:
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=1), **PRESETS[preset]) as profiler:
         iterate()
         profiler.step()
         measured = iterate()
-    partial = _partial_file(trace)  # the suffix .gz makes torch compress it
-    profiler.export_chrome_trace(str(partial))
-    partial.replace(trace)
-    events = _events(profiler)
-    averages = profiler.key_averages()
+    _export(profiler, trace)
+    events, averages = _events(profiler), profiler.key_averages()
     return Profiled(
         iteration=measured,
-        operators=operators([row for row in averages if not is_own_work(row)], preset, cuda),
-        overhead=tuple(operators([row for row in averages if is_own_work(row)], preset, cuda)),
-        activity=stage_activity(events) if cuda else Missing("the run is on the CPU"),
-        parts=part_times(events, cuda),
+        operators=operators([row for row in averages if not is_own_work(row)], preset, cuda=True),
+        overhead=tuple(operators([row for row in averages if is_own_work(row)], preset, cuda=True)),
+        activity=stage_activity(events),
+        parts=part_times(events, cuda=True),
     )
+
+
+def _export(profiler: Any, trace: Path) -> None:
+    """Write the trace; torch compresses line by line, which takes three times as long."""
+    plain = trace.with_name(f".{os.getpid()}.{trace.stem}")
+    profiler.export_chrome_trace(str(plain))
+    _move_compressed(plain, trace)
 
 
 @dataclass(frozen=True)
@@ -143,7 +186,7 @@ def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRo
     from torch._C._autograd import DeviceType
 
     memory = PRESETS[preset].get("profile_memory", False)
-    no_memory = Missing(f"the preset {preset} does not record memory; profiling.torch.preset=default does")
+    no_memory = _no_memory(preset)
     no_device = Missing("the run is on the CPU")
 
     rows = []

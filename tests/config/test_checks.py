@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import default_config, with_value
-from llm_perf_opt.config.schema import RunConfig, check
+from llm_perf_opt.config.checks import check
+from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.stages import STAGE_NAMES
 
@@ -41,7 +42,7 @@ def test_what_is_sound_comes_back_unchanged() -> None:
         ("runtime.ci_target", 1.01, 1.0),
         ("runtime.time_limit_s", 0.0, 0.001),
         ("hardware.device_index", -1, 0),
-        ("hardware.cpu_threads", 0, 1),
+        ("hardware.threads", 0, 1),
         ("profiling.torch.decode_steps", 0, 1),
         ("profiling.nvml.interval_s", 0.0, 0.005),
         ("profiling.pass_timeout_s", 0.5, 1.0),
@@ -80,7 +81,7 @@ def test_no_number_that_is_none(key: str, value: float) -> None:
     assert key in refusal(with_value(default_config(), key, value)).fact
 
 
-@pytest.mark.parametrize("key", ["hardware.cpu_threads", "profiling.torch.decode_steps"])
+@pytest.mark.parametrize("key", ["hardware.threads", "profiling.torch.decode_steps"])
 def test_none_means_the_frameworks_choice_and_has_no_range(key: str) -> None:
     check(with_value(default_config(), key, None))
 
@@ -212,3 +213,22 @@ def test_counters_need_a_timeline_to_choose_kernels_from() -> None:
 def test_bounds_are_written_out() -> None:
     assert "between 1 and 1,000,000." in refusal(with_value(default_config(), "runtime.max_repeats", 0)).fact
     assert "between 0.0001 and 1." in refusal(with_value(default_config(), "runtime.ci_target", 0.0)).fact
+
+
+@pytest.mark.parametrize("cpus", ["0", "0-3", "0-3,8", " 1 , 2 "])
+def test_a_list_of_cpus_is_taken(cpus: str) -> None:
+    check(with_value(default_config(), "hardware.cpus", cpus))
+
+
+@pytest.mark.parametrize("cpus", ["", "a", "3-1", "0-", "-1", "0,,1", "0-99999", "0 1"])
+def test_what_is_no_list_of_cpus_is_refused(cpus: str) -> None:
+    error = refusal(with_value(default_config(), "hardware.cpus", cpus))
+    assert error.fact.startswith(f"hardware.cpus={cpus}:")
+    assert "0-3,8" in error.remedy
+
+
+def test_quantization_is_for_a_cpu_and_for_a_runtime_without_an_engine() -> None:
+    config = with_value(default_config(), "runtime.quantization", "int8")
+    check(config)
+    assert "CPU only" in refusal(with_value(config, "hardware.device", "cuda")).fact
+    assert "no effect" in refusal(with_value(config, "runtime.type", "vllm")).fact

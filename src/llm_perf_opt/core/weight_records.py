@@ -1,0 +1,52 @@
+"""The records of a model's weights: where they came from, what was quantized, and what that changed."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """Linear layers that llm-perf quantized after loading."""
+
+    format: str
+    """int8: one signed byte per weight and one scale per output channel."""
+    kernel: str
+    """The operators that multiply with them, and in how many layers."""
+    layers: int
+    weights: int
+    """Number of quantized weights."""
+    weight_bytes: int
+    scale_bytes: int
+    components: tuple[str, ...]
+    """Components of the cost model whose matrices are quantized."""
+    kernel_rows: int | None = None
+    """Instead of `aten::_weight_int8pack_mm`, inputs with more rows use dequantized weights, which is faster; None: none do."""
+    quantized_inputs: bool = False
+    """Whether a kernel also rounds its inputs to int8, with one scale for all of them, at each call."""
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Average size of a quantized weight, including its share of the scales."""
+        return (self.weight_bytes + self.scale_bytes) * 8 / self.weights if self.weights else 0.0
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """Where the weights came from."""
+
+    source: Literal["random", "stored"]
+    stored_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes per format in the files; empty for random weights, or if the file headers do not contain it."""
+    quantized: QuantizedWeights | None = None
+    """Weights that were quantized after loading; None: none."""
+
+
+@dataclass(frozen=True)
+class TokenAgreement:
+    """The tokens of the quantized model compared with those of the same model before it was quantized."""
+
+    compared: int
+    """Tokens of the first request, over all sequences."""
+    equal: int
+    first_difference: int | None
+    """Position of the first differing token in its sequence, from 0; None if all are equal."""
