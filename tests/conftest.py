@@ -46,8 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if LONG_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
     if order := os.environ.get("LLM_PERF_TEST_ORDER"):
         random.Random(order).shuffle(items)
+
+
+_LONGEST = ("test_vllm_engine.py", "test_fuzz.py", "test_nsys_fuzz.py", "test_app.py", "test_nsight_run.py", "test_lines.py")
+"""These files are started first, so that no worker still has a long one when the others have finished."""
 
 
 def pytest_unconfigure() -> None:

@@ -356,3 +356,94 @@ def kinds(seed: int) -> Iterator[Recipe]:
     yield Recipe(steps=100, kernels_per_step=24, streams=2, devices=3, graph=True, copies=True, seed=seed)
     yield Recipe(steps=110, kernels_per_step=40, streams=3, copies=True, graph=True, shapes=False, seed=seed)
     yield Recipe(steps=35, kernels_per_step=40, streams=2, copies=True, line_a_value=True, seed=seed)
+
+
+# --- a program on the CPU ---------------------------------------------------------------------------------------------
+
+_CPU_OPERATORS = {
+    "aten::mm": "matmul",
+    "aten::addmm": "matmul",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
+    "aten::native_layer_norm": "norm",
+    "aten::silu": "elementwise",
+    "aten::cat": "memory",
+    "aten::view": "framework",
+}
+"""Operator → the row of its own time."""
+
+
+@dataclass
+class CpuTruth:
+    """What a trace of a program on the CPU contains, by stage, in ns."""
+
+    wall_ns: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    events: dict[str, dict[str, int]] = field(default_factory=dict)
+    components: dict[str, dict[str, int]] = field(default_factory=dict)
+    steps: int = 0
+
+
+def write_cpu_trace(path: Path, seed: int, steps: int = 3) -> CpuTruth:
+    """Write the trace of a prefill and some decode steps on a CPU, with component labels, and return what it contains."""
+    draw, truth, events = random.Random(seed), CpuTruth(steps=steps), []
+    now = 1_000_000
+
+    def span(category: str, name: str, start: int, end: int) -> None:
+        place = f'"pid": 1, "tid": 1, "ts": {_us(start)}, "dur": {_us(end - start)}'
+        events.append(f'{{"ph": "X", "cat": "{category}", "name": "{name}", {place}}}')
+
+    def passes() -> int:
+        nonlocal now
+        length = draw.randint(1, 5_000)
+        now += length
+        return length
+
+    def add(stage: str, component: str, row: str, ns: int) -> None:
+        of_stage = truth.rows.setdefault(stage, {})
+        of_stage[row] = of_stage.get(row, 0) + ns
+        of_component = truth.components.setdefault(stage, {})
+        of_component[component] = of_component.get(component, 0) + ns
+
+    def count(stage: str, row: str) -> None:
+        of_stage = truth.events.setdefault(stage, {})
+        of_stage[row] = of_stage.get(row, 0) + 1
+
+    def operator(stage: str, component: str, around: str) -> None:
+        name = draw.choice(list(_CPU_OPERATORS))
+        start, row = now, _CPU_OPERATORS[name]
+        add(stage, component, row, passes())
+        span("cpu_op", name, start, now)
+        count(stage, around)
+
+    def wrapper(stage: str, component: str) -> None:
+        start = now
+        add(stage, component, "framework", passes())
+        for _ in range(draw.randint(1, 3)):
+            operator(stage, component, "framework")
+            add(stage, component, "framework", passes())
+        span("cpu_op", "aten::linear", start, now)
+        count(stage, "python")
+
+    def forward(stage: str) -> None:
+        for _ in range(draw.randint(1, 4)):
+            add(stage, "other", "python", passes())
+            component, start = draw.choice(["mlp", "lm_head"]), now
+            add(stage, component, "python", passes())
+            (wrapper if draw.random() < 0.5 else lambda where, what: operator(where, what, "python"))(stage, component)
+            add(stage, component, "python", passes())
+            span("cpu_op", f"part:{component}", start, now)
+        add(stage, "other", "python", passes())
+
+    begun = now
+    forward("prefill")
+    span("user_annotation", "prefill", begun, now)
+    truth.wall_ns["prefill"] = now - begun
+    begun = now
+    for _ in range(steps):
+        start = now
+        forward("decode")
+        span("user_annotation", "decode_step", start, now)
+    span("user_annotation", "decode", begun, now)
+    truth.wall_ns["decode"] = now - begun
+    path.write_text('{"schemaVersion": 1, "traceEvents": [\n' + ",\n".join(events) + "\n]}\n")
+    return truth

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, apportion, stage_budget
+from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, stage_budget
+from llm_perf_opt.analysis.stats import apportion
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.core.records import Missing
 

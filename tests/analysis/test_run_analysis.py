@@ -1,12 +1,14 @@
 """Notes on the inputs of a run."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from builders import clean_timings, model_facts, workload
 from llm_perf_opt.analysis.run_analysis import InputKind, measured_inputs
-from llm_perf_opt.core.records import Missing, TextUse, WeightFacts
+from llm_perf_opt.core.records import Missing, TextUse
+from llm_perf_opt.core.weight_records import QuantizedWeights, TokenAgreement, WeightFacts
 
 STORED = {"model": {"source": "pretrained"}}
 RANDOM = {"model": {"source": "random"}}
@@ -58,3 +60,18 @@ def test_texts_that_were_cut_or_left_out_are_counted() -> None:
     assert "996" in found[InputKind.UNUSED_RECORDS]
     assert "the first 4" in found[InputKind.UNUSED_RECORDS]
     assert "unknown number" in said(texts=TextUse(4, 0, 10, 128, None))[InputKind.UNUSED_RECORDS]
+
+
+def test_quantized_weights_and_what_they_changed() -> None:
+    parts = ("mlp", "lm_head")
+    quantized = QuantizedWeights("int8", "aten::_weight_int8pack_mm", 25, 1000, 1000, 24, parts, kernel_rows=4)
+    weights = WeightFacts("random", quantized=quantized)
+    timings = clean_timings(model=model_facts(weights=weights), agreement=TokenAgreement(64, 62, 39))
+    found = {note.kind: note.text for note in measured_inputs(timings, {})}
+    for word in ("25 linear layers", "int8", "aten::_weight_int8pack_mm", "more than 4 rows"):
+        assert word in found[InputKind.QUANTIZED_WEIGHTS]
+    assert "62 of 64 tokens" in found[InputKind.QUANTIZED_TOKENS]
+    assert "token 40" in found[InputKind.QUANTIZED_TOKENS]
+    same = replace(timings, agreement=TokenAgreement(64, 64, None))
+    assert "difference at" not in {note.kind: note.text for note in measured_inputs(same, {})}[InputKind.QUANTIZED_TOKENS]
+    assert quantized.bits_per_weight == 8.192

@@ -236,6 +236,17 @@ def test_a_device_that_is_swept_over_may_differ() -> None:
     assert [row.ranked for row in sweep_rows([swept[0], elsewhere])] == [True, False], "the machine may not"
 
 
+@pytest.mark.parametrize("key", ["hardware.threads", "hardware.cpus", "hardware.cpu_threads"])
+def test_threads_and_cpus_that_are_swept_over_may_differ(key: str) -> None:
+    swept = [
+        replace(entry, swept=(f"{key}={n}",), hardware={"threads": str(n), "cpus": f"0-{n}", "cpu.name": "a"})
+        for n, entry in enumerate(sweep_entries()[:2], start=1)
+    ]
+    assert all(row.ranked for row in sweep_rows(swept))
+    batches = [replace(one, swept=("runtime.batch_size=1",)) for one in swept]
+    assert [row.ranked for row in sweep_rows(batches)] == [True, False]
+
+
 def _of_workload(number: int, tpot: float, batch: int = 1, **changes: Any) -> SweepRow:
     """Ten repeats that are all alike; the rate follows from the batch and the time."""
     figures = {"tpot": summarize([tpot * MS] * 10), "decode_rate": summarize([batch * 1e3 / tpot] * 10)}

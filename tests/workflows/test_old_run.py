@@ -23,7 +23,11 @@ def run(tmp_path: Path) -> Path:
 def test_an_old_run_gives_the_same_numbers(run: Path, verb: str) -> None:
     done = llm_perf(verb, run, "--json")
     assert done.returncode == 0, done.stderr
-    assert list(lost(json.loads((OLD / f"{verb}.json").read_text()), json.loads(done.stdout))) == []
+    old, new = json.loads((OLD / f"{verb}.json").read_text()), json.loads(done.stdout)
+    if verb == "advise":  # rules for the CPU are newer than the run
+        known = {finding["id"] for finding in old["findings"]}
+        new["findings"] = [finding for finding in new["findings"] if finding["id"] in known]
+    assert list(lost(old, new)) == []
 
 
 def test_the_pages_of_an_old_run_are_written_again(run: Path) -> None:

@@ -102,7 +102,7 @@ def test_advise_as_a_user_types_it(run: RunFolder) -> None:
 
     shown = advise()
     assert shown.returncode == 0, shown.stderr
-    assert "1. [launch_bound_decode]" in shown.stdout
+    assert "1. Run decode in CUDA graphs [launch_bound_decode]" in shown.stdout
     assert json.loads(advise("--json").stdout)["findings"][0]["try"] == "runtime.cache=static runtime.compile=reduce-overhead"
     assert advise("--remeasure").returncode == 2
     unrepeatable = advise("--verify", "--quiet")

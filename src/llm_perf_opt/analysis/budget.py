@@ -5,10 +5,11 @@ unprofiled pass if there is one. Their difference is the unprofiled idle time. I
 of the trace, which assumes that a profiler stretches all causes equally.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from llm_perf_opt.analysis.stats import apportion
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import duration, percentage
@@ -26,6 +27,17 @@ class BudgetKey(str, Enum):
     HOST = "host"
     UNEXPLAINED = "unexplained"
     DISAGREEMENT = "disagreement"
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    NORM = "norm"
+    ELEMENTWISE = "elementwise"
+    COMPILED = "compiled"
+    MEMORY = "memory"
+    COMMUNICATION = "communication"
+    FRAMEWORK = "framework"
+    PYTHON = "python"
+    WAITING = "waiting"
+    NOT_IN_TRACE = "not_in_trace"
 
     def __str__(self) -> str:
         return self.value
@@ -46,6 +58,17 @@ _LABELS = {
     BudgetKey.HOST: "host",
     BudgetKey.UNEXPLAINED: "idle without a known cause",
     BudgetKey.DISAGREEMENT: "busy beyond the unprofiled time",
+    BudgetKey.MATMUL: "matrix products above roofline",
+    BudgetKey.ATTENTION: "attention above roofline",
+    BudgetKey.NORM: "norms above roofline",
+    BudgetKey.ELEMENTWISE: "elementwise operators",
+    BudgetKey.COMPILED: "compiled kernels above roofline",
+    BudgetKey.MEMORY: "memory operators: copies, concatenation, allocation",
+    BudgetKey.COMMUNICATION: "communication between processes",
+    BudgetKey.FRAMEWORK: "framework: dispatch, views, wrapper operators",
+    BudgetKey.PYTHON: "Python and modules: no operator runs",
+    BudgetKey.WAITING: "waiting: the thread did not run",
+    BudgetKey.NOT_IN_TRACE: "not in the trace",
 }
 
 _ROW_OF_CAUSE = {
@@ -68,11 +91,16 @@ class BudgetRow:
     """Summed over all units of the trace."""
     share: float
     """Share of the wall time."""
+    low_ns: int | None = None
+    """Lower end of the row's uncertainty; None if it has none."""
+    high_ns: int | None = None
+    whole: bool = False
+    """Whether the row includes its roofline time, because that is unknown."""
 
     @property
     def label(self) -> str:
         """The label in tables."""
-        return self.key.label
+        return self.key.label.removesuffix(" above roofline") if self.whole else self.key.label
 
 
 @dataclass(frozen=True)
@@ -212,15 +240,3 @@ def _idle_rows(facts: BudgetFacts, idle_ns: int) -> dict[BudgetKey, int]:
         weights = {BudgetKey.HOST: 1}  # the trace shows no idle time, and so no causes
     keys = list(weights)
     return dict(zip(keys, apportion(idle_ns, [weights[key] for key in keys]), strict=True))
-
-
-def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Divide `total` into whole shares in the proportions of the weights, by largest remainder: they sum to it exactly."""
-    whole = sum(weights)
-    if whole <= 0:
-        raise ValueError("no weight is above zero")
-    shares = [total * weight // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda place: (-(total * weights[place] % whole), place))
-    for place in by_remainder[: total - sum(shares)]:
-        shares[place] += 1
-    return shares

@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.kernels.table import StageKernels
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, request_cost, stage_samples
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices
 from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time
+from llm_perf_opt.analysis.limits.roofline import RooflineTime
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import ends, summarize
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
@@ -25,12 +26,15 @@ from llm_perf_opt.analysis.trace.accounting import (
     side_by_side_notes,
 )
 from llm_perf_opt.analysis.trace.host_calls import Fusion, HostCallCounts, fusion_of, host_calls, within_device
+from llm_perf_opt.analysis.trace.host_time import HostTime
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.analysis.trace.intervals import exact_sum, union_blocks
+from llm_perf_opt.analysis.trace.operator_classes import HostRow
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, PREFILL, TraceStages
 from llm_perf_opt.analysis.trace.stage_launches import KernelTotal, kernels_by_time
+from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.machine_records import Ceilings
-from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, TorchPass
 from llm_perf_opt.core.stages import MIXED_STEP, STEP, Stage
 from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind, different
 from llm_perf_opt.traces.projection import NONE
@@ -55,6 +59,8 @@ class RunFacts:
     trace_pass: str = ""
     """The pass that recorded the trace."""
     config: Mapping[str, Any] = field(default_factory=dict)
+    torch: Maybe[TorchPass] = _TRACE_ONLY
+    env: Mapping[str, Any] = field(default_factory=dict)
 
     def setting(self, key: str) -> Any:
         """Return a value of the run's configuration by its dotted key, or None."""
@@ -70,41 +76,36 @@ class RunFacts:
         return ran or str(self.setting("runtime.attn_implementation") or "")
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the run used a GPU; False for a standalone trace."""
+        return not isinstance(self.timings, Missing) and self.timings.model.device.startswith("cuda")
+
+    @property
+    def own_runtime(self) -> bool:
+        """Whether llm-perf ran the model itself, not an engine; True for a standalone trace."""
+        return self.setting("runtime.type") in (None, PYTORCH)
+
+    @property
     def compiled(self) -> bool:
         """Whether the run's decode step is already compiled."""
         return self.setting("runtime.compile") not in (None, "none")
 
 
 @dataclass(frozen=True)
-class StageEvidence:
-    """One stage of the trace."""
+class StageFigures:
+    """What every rule needs of a stage."""
 
     name: str
     unit: str
     """token, prefill or step; `decode` if its steps are unknown."""
     units: int
     """Decode steps, prefills, steps, or decodes in the trace."""
-    time: StageTime
     budget: StageBudget
-    kernels: tuple[KernelTotal, ...]
-    """Kernels of each instance's busiest device. Devices run concurrently, so savings are not summed over them."""
-    fusion: Fusion
-    """What a compiler would fuse on the busiest device."""
-    calls: HostCallCounts
-    queued_gap_ns: Maybe[float]
-    """Median gap before a kernel that was already queued: what the device itself needs between two kernels."""
-    counters: Maybe[StageKernels]
     unprofiled: bool
     """Whether the wall time comes from the unprofiled pass."""
-    overlap: float = 1.0
-    """Time that the kernels of the busiest device cover, divided by their sum; below 1 if some run concurrently."""
-    collective_ns: int = 0
-    """Time during which only collectives ran; part of the budget's exposed copies and communication."""
-    inner_copy_ns: int = 0
-    """Copies within the device and waiting for them, part of the same row: a compiler fuses them into kernels."""
-    wall_ends_ns: tuple[float, float] | None = None
+    wall_ends_ns: tuple[float, float] | None = field(default=None, kw_only=True)
     """Interval of the unprofiled wall time of all units, over the repeats; None without an unprofiled time."""
-    request_units: int = 0
+    request_units: int = field(default=0, kw_only=True)
     """Units in a whole request, the first of which are in the trace; 0: unknown."""
 
     @property
@@ -118,16 +119,6 @@ class StageEvidence:
         return min(self.wall_ends_ns[0], self.budget.wall_ns) if self.wall_ends_ns else self.budget.wall_ns
 
     @property
-    def kernel_ns(self) -> int:
-        """Summed kernel time of the busiest device."""
-        return sum(row.total_ns for row in self.kernels)
-
-    @property
-    def busy_share(self) -> float:
-        """Share of the wall time during which the device was busy."""
-        return self.budget.busy_ns / self.budget.wall_ns if self.budget.wall_ns else 0.0
-
-    @property
     def by_token(self) -> bool:
         """Whether the unit is a decode step, which makes one token of each sequence."""
         return self.unit == UNITS[DECODE]
@@ -138,6 +129,48 @@ class StageEvidence:
 
 
 @dataclass(frozen=True)
+class HostStageEvidence(StageFigures):
+    """One stage of a program on the CPU."""
+
+    time: HostTime
+    roofline: Maybe[RooflineTime]
+    """Of all units in the trace."""
+    rows: Mapping[HostRow, int]
+    """Time of each class of operators without the profiler's cost, over all units, including its roofline time."""
+
+
+@dataclass(frozen=True)
+class StageEvidence(StageFigures):
+    """One stage with work on a GPU."""
+
+    time: StageTime
+    kernels: tuple[KernelTotal, ...]
+    """Kernels of each instance's busiest device. Devices run concurrently, so savings are not summed over them."""
+    fusion: Fusion
+    """What a compiler would fuse on the busiest device."""
+    calls: HostCallCounts
+    queued_gap_ns: Maybe[float]
+    """Median gap before a kernel that was already queued: what the device itself needs between two kernels."""
+    counters: Maybe[StageKernels]
+    overlap: float = 1.0
+    """Time that the kernels of the busiest device cover, divided by their sum; below 1 if some run concurrently."""
+    collective_ns: int = 0
+    """Time during which only collectives ran; part of the budget's exposed copies and communication."""
+    inner_copy_ns: int = 0
+    """Copies within the device and waiting for them, part of the same row: a compiler fuses them into kernels."""
+
+    @property
+    def kernel_ns(self) -> int:
+        """Summed kernel time of the busiest device."""
+        return sum(row.total_ns for row in self.kernels)
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the wall time during which the device was busy."""
+        return self.budget.busy_ns / self.budget.wall_ns if self.budget.wall_ns else 0.0
+
+
+@dataclass(frozen=True)
 class Evidence:
     """The input of every rule."""
 
@@ -145,6 +178,21 @@ class Evidence:
     facts: RunFacts
     method: str = ""
     """How the stages were found: whose labels mark them."""
+    on_cpu: tuple[HostStageEvidence, ...] = ()
+    """The stages of a program on the CPU; then `stages` is empty."""
+
+    @property
+    def every(self) -> tuple[StageFigures, ...]:
+        """The stages, wherever they ran."""
+        return (*self.stages, *self.on_cpu)
+
+    def figures(self, name: str) -> StageFigures | None:
+        """Return the stage with this name wherever it ran, or None."""
+        return next((stage for stage in self.every if stage.name == name), None)
+
+    def cpu_stage(self, name: str) -> HostStageEvidence | None:
+        """Return the stage with this name if it ran on the CPU."""
+        return next((stage for stage in self.on_cpu if stage.name == name), None)
 
     def stage(self, name: str) -> StageEvidence | None:
         """Return the stage with this name, or None if the trace does not show it."""
@@ -172,7 +220,7 @@ def _stage(
     roofline_ns, roof = _roofline(time.name, unit, units, facts, devices)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
-    wall_ns, wall_ends, source = _wall(time, unit, units, facts)
+    wall_ns, wall_ends, source = unprofiled_wall(time.name, unit, units, facts)
     unprofiled = wall_ns is not None
     compute_ns, kernels_ns = kernels_cover(trace, stages.of_stage(time.name), classes)
     budget = stage_budget(
@@ -224,20 +272,20 @@ def _without_idle_units(time: StageTime, stages: TraceStages, inner: str, active
     return replace(time, wall_ns=time.wall_ns - idle_ns) if idle_ns else time
 
 
-def _wall(time: StageTime, unit: str, units: int, facts: RunFacts) -> tuple[int | None, tuple[float, float] | None, str]:
+def unprofiled_wall(stage: str, unit: str, units: int, facts: RunFacts) -> tuple[int | None, tuple[float, float] | None, str]:
     """Return the unprofiled time of as many units, its interval, and the source of the wall time."""
     timings = facts.timings
     profiled = "the trace, under the profiler"
     if isinstance(timings, Missing):
         return None, None, profiled if timings is _TRACE_ONLY else f"{profiled}: {timings.why}"
-    if time.name not in (PREFILL, DECODE) or not timings.iterations:
+    if stage not in (PREFILL, DECODE) or not timings.iterations:
         return None, None, f"{profiled}: the unprofiled pass did not time this stage"
     if unit == DECODE:
         return None, None, f"{profiled}: {_NO_STEPS.why}"
-    values = stage_samples(timings, Stage(time.name), units)
+    values = stage_samples(timings, Stage(stage), units)
     if isinstance(values, Missing):
         return None, None, f"{profiled}: {values.why}"
-    times = units if time.name == PREFILL else 1
+    times = units if stage == PREFILL else 1
     found = summarize(values)
     low, high = ends(found)
     return round(found.median) * times, (low * times, high * times), f"the unprofiled pass, median of {found.n} repeats"

@@ -54,7 +54,7 @@ class MetricDefinition:
     least_tokens: int = 1
     """The fewest new tokens for which it is defined."""
     headline: bool = False
-    """Whether the terminal shows it at the end of a run."""
+    """Whether the first screen of a report and the terminal show it."""
 
     @property
     def higher_is_better(self) -> bool:

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.limits.efficiency import stage_seconds
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass, WrappedPass
-from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.stages import PROFILER_OPERATORS, Stage
 from llm_perf_opt.core.units import duration
 
 PROFILER_EVENTS = frozenset({
-    "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Driver Compiler", "Lazy Function Loading",
+    "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Driver Compiler", "INVALID", "Lazy Function Loading",
     "Runtime Triggered Module Loading", "UVM Activity Init",
 })  # fmt: skip
-"""Names of CUPTI's overhead events (`cat: overhead` in a trace; CUpti_ActivityOverheadKind) that no user label has.
+"""Names of CUPTI's overhead events (`cat: overhead` in a trace; CUpti_ActivityOverheadKind) that no user label has, and
+the name of a call that CUPTI does not know.
 
 Users may have labels called Resource or Instrumentation, so those two are found while the pass runs.
 """
@@ -60,9 +61,13 @@ def overheads(
 
 def without_profiler_events(found: TorchPass) -> TorchPass:
     """Return the pass with the profiler's own events separated from the operators, also for runs recorded without that."""
-    own = tuple(row for row in found.operators if row.name in PROFILER_EVENTS)
-    kept = tuple(row for row in found.operators if row.name not in PROFILER_EVENTS)
+    own = tuple(row for row in found.operators if _is_own(row.name))
+    kept = tuple(row for row in found.operators if not _is_own(row.name))
     return replace(found, operators=kept, overhead=(*found.overhead, *own)) if own else found
+
+
+def _is_own(name: str) -> bool:
+    return name in PROFILER_EVENTS or name.startswith(PROFILER_OPERATORS)
 
 
 def _overhead(name: str, walls: Mapping[str, int], steps: int, timings: CleanTimings | None) -> PassOverhead:

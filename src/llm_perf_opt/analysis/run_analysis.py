@@ -23,10 +23,10 @@ from llm_perf_opt.core.records import (
     StageTiming,
     TextUse,
     TorchPass,
-    WeightFacts,
 )
 from llm_perf_opt.core.units import percentage
 from llm_perf_opt.core.warnings import RunWarning
+from llm_perf_opt.core.weight_records import QuantizedWeights, TokenAgreement, WeightFacts
 
 
 class InputKind(str, Enum):
@@ -35,6 +35,8 @@ class InputKind(str, Enum):
     PROMPTS = "prompts"
     RANDOM_WEIGHTS = "random_weights"
     CAST_WEIGHTS = "cast_weights"
+    QUANTIZED_WEIGHTS = "quantized_weights"
+    QUANTIZED_TOKENS = "quantized_tokens"
     CUT_PROMPTS = "cut_prompts"
     UNUSED_RECORDS = "unused_records"
 
@@ -63,6 +65,8 @@ def measured_inputs(timings: Maybe[CleanTimings], config: Mapping[str, Any]) -> 
     if weights is None and isinstance(model, Mapping) and model.get("source") == "random":
         weights = WeightFacts("random")
     found += [] if weights is None else _weight_notes(weights, timings.model.dtype)
+    found += [] if weights is None or weights.quantized is None else [_quantized_note(weights.quantized)]
+    found += [] if timings.agreement is None else [_agreement_note(timings.agreement)]
     return tuple(found)
 
 
@@ -88,6 +92,24 @@ def _weight_notes(weights: WeightFacts, dtype: str) -> list[InputNote]:
     whole = sum(weights.stored_bytes.values())
     share = "The weights are" if sum(cast.values()) == whole else f"{percentage(sum(cast.values()) / whole)} of the weights are"
     return [InputNote(InputKind.CAST_WEIGHTS, f"{share} stored in {' and '.join(cast)} and were cast to {dtype}.")]
+
+
+def _quantized_note(weights: QuantizedWeights) -> InputNote:
+    words = (
+        f"The weights of {weights.layers} linear layers were quantized to {weights.format} after loading, with one scale per "
+        f"output channel. Kernels: {weights.kernel}"
+    )
+    if weights.quantized_inputs:
+        words += "; quantized::linear_dynamic also rounds its inputs to int8"
+    if weights.kernel_rows is not None:
+        words += f"; instead of _weight_int8pack_mm, inputs of more than {weights.kernel_rows} rows use dequantized weights"
+    return InputNote(InputKind.QUANTIZED_WEIGHTS, f"{words}.")
+
+
+def _agreement_note(tokens: TokenAgreement) -> InputNote:
+    where = "" if tokens.first_difference is None else f", the first difference at token {tokens.first_difference + 1}"
+    words = f"{tokens.equal:,} of {tokens.compared:,} tokens are equal to those of the model before it was quantized{where}"
+    return InputNote(InputKind.QUANTIZED_TOKENS, f"{words}. A different token usually changes all tokens after it.")
 
 
 _NO_PROMPTS = Missing("the run did not record them")

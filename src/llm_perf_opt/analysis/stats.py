@@ -232,3 +232,15 @@ def _interval_rank(n: int) -> int | None:
 
 def _least_for_interval() -> int:
     return next(n for n in range(1, 100) if _interval_rank(n) is not None)
+
+
+def apportion(total: int, weights: Sequence[int]) -> list[int]:
+    """Divide `total` into whole shares in the proportions of the weights, by largest remainder: they sum to it exactly."""
+    whole = sum(weights)
+    if whole <= 0:
+        raise ValueError("no weight is above zero")
+    shares = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda place: (-(total * weights[place] % whole), place))
+    for place in by_remainder[: total - sum(shares)]:
+        shares[place] += 1
+    return shares

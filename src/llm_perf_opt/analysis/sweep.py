@@ -15,6 +15,8 @@ Hardware = Mapping[str, str]
 """Facts of the hardware by key, as in a comparison. Unknown facts are left out and do not count as different."""
 
 _OF_DEVICE = ("device", "device_name", "gpu.")
+_OF_THREADS = ("threads", "cpus")
+_THREAD_SETTINGS = {"threads", "cpu_threads", "cpus"}
 _MOST_NAMED = 3
 
 
@@ -85,12 +87,11 @@ def _software(analysis: RunAnalysis, timings: CleanTimings) -> dict[str, str]:
 def _hardware_differences(points: Sequence[Hardware], swept: Sequence[str]) -> list[str]:
     """Return for each point how its hardware differs from that of most points; empty if it does not.
 
-    In a tie, the first point decides. A swept device may differ.
+    In a tie, the first point decides. A swept device, and swept threads or CPUs, may differ.
     """
-    device_swept = any(key.rsplit(".", 1)[-1] == "device" for key in swept)
-    known = [
-        {key: value for key, value in point.items() if not (device_swept and key.startswith(_OF_DEVICE))} for point in points
-    ]
+    names = {key.rsplit(".", 1)[-1] for key in swept}
+    may_differ = (*(_OF_DEVICE if "device" in names else ()), *(_OF_THREADS if names & _THREAD_SETTINGS else ()))
+    known = [{key: value for key, value in point.items() if not key.startswith(may_differ)} for point in points]
     usual = {key: _most_common([point[key] for point in known if key in point]) for point in known for key in point}
     return [differences(usual, point, "most points") for point in known]
 

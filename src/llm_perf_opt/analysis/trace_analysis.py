@@ -6,14 +6,17 @@ from collections.abc import Sequence
 import msgspec
 
 from llm_perf_opt.analysis.budget import StageBudget
-from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
+from llm_perf_opt.analysis.cpu_evidence import gather_cpu
+from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence, RunFacts, gather
 from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.trace.accounting import Account, StageTime, account
 from llm_perf_opt.analysis.trace.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.trace.document import (
+    ON_CPU,
     BudgetLine,
     BudgetTable,
+    ComponentTimeLine,
     GpuTotals,
     IdleLine,
     KernelLine,
@@ -30,6 +33,7 @@ from llm_perf_opt.analysis.trace.operators import host_table
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.analysis.trace.stage_launches import kernels_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.traces.events import Trace, different
 from llm_perf_opt.traces.health import examined
 
@@ -84,7 +88,7 @@ def _analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFac
     """Return the analysis of a complete trace with what is known about its run."""
     evidence = gather(trace, stages, account, facts)
     if not len(trace.work):
-        return _host_only(trace, stages, evidence, source)
+        return _host_only(trace, stages, evidence if facts.on_gpu else gather_cpu(trace, stages, facts), source)
     kernels = kernels_by_time(trace)
     total = account.total
     modules, operators = _owners(trace, stages)
@@ -124,15 +128,15 @@ def _stage(time: StageTime) -> StageLine:
 
 
 def _host_only(trace: Trace, stages: TraceStages, evidence: Evidence, source: str) -> TraceAnalysis:
-    """Return the analysis of a trace without device work: host time of its stages and operators, without GPU figures.
-
-    Only findings about trust in the figures remain.
-    """
+    """Return the analysis of a trace without device work: budgets, stages and operators of the host, without GPU figures."""
     instances = stages.instances
     walls = {name: instances.rows(stages.rows_of(name)) for name in stages.names}
+    of_a_cpu_run = not isinstance(evidence.facts.timings, Missing) and not evidence.facts.on_gpu
     return msgspec.structs.replace(
-        _without_figures(trace, source, _NO_WORK.what),
-        problems=_with_no_work(_problems(trace)),
+        _without_figures(trace, source, "" if evidence.on_cpu else _NO_WORK.what),
+        problems=_problems(trace) if of_a_cpu_run else _with_no_work(_problems(trace)),
+        device=ON_CPU if evidence.on_cpu else "",
+        budgets=[_cpu_budget(stage) for stage in evidence.on_cpu],
         stages=[StageLine(name, len(rows), exact_sum(rows.end_ns - rows.start_ns), *[None] * 5) for name, rows in walls.items()],
         findings=list(find(evidence)),
         stage_method=stages.method,
@@ -198,10 +202,18 @@ def _budget(budget: StageBudget, unit: str) -> BudgetTable:
         wall_ns=budget.wall_ns,
         wall_source=budget.wall_source,
         busy_ns=budget.busy_ns,
-        rows=[BudgetLine(row.key.value, row.label, row.ns, row.share) for row in budget.rows],
+        rows=[BudgetLine(row.key.value, row.label, row.ns, row.share, row.low_ns, row.high_ns) for row in budget.rows],
         problems=[problem.what for problem in budget.problems],
         notes=list(budget.notes),
     )
+
+
+def _cpu_budget(stage: HostStageEvidence) -> BudgetTable:
+    components = [
+        ComponentTimeLine(name, {row.value: ns for row, ns in rows.items() if ns}, sum(rows.values()))
+        for name, rows in stage.time.components.items()
+    ]
+    return msgspec.structs.replace(_budget(stage.budget, stage.unit), components=sorted(components, key=lambda line: -line.ns))
 
 
 def _device(trace: Trace) -> str:

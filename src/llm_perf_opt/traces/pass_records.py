@@ -50,6 +50,7 @@ def _flaws(timings: CleanTimings) -> Iterator[str]:
     if not (math.isfinite(timings.load_s) and timings.load_s >= 0):
         yield f"the model was loaded in {timings.load_s} s"
     yield from _memory_flaws(timings.memory)
+    yield from _host_flaws(timings)
     engine = timings.runtime is not None and timings.runtime.type != PYTORCH
     least_ns = 0 if engine else 1  # an engine may return two tokens at the same time
     for kind, iterations in (("repeat", timings.iterations), ("warm-up", timings.warmup)):
@@ -85,6 +86,28 @@ def _memory_flaws(memory: MemoryPeaks) -> Iterator[str]:
             yield f"the memory of {name} is {_short(value)} bytes"
 
 
+def _host_flaws(timings: CleanTimings) -> Iterator[str]:
+    host, tokens = timings.host, timings.agreement
+    if host is not None:
+        counts = (
+            host.wall_ns, host.processors, host.threads, host.main_delay_ns, host.other_delay_ns,
+            host.involuntary_switches, host.voluntary_switches, host.runnable_before,
+        )  # fmt: skip
+        for value in counts:
+            if not isinstance(value, Missing) and not 0 <= value <= _MOST:
+                yield f"a figure of the load of the host is {_short(value)}"
+        for seconds in (host.others_before, host.others_before_s):
+            if not isinstance(seconds, Missing) and not (math.isfinite(seconds) and seconds >= 0):
+                yield f"a figure of the load of the host is {seconds}"
+    quantized = timings.model.weights.quantized if timings.model.weights else None
+    if quantized is not None and not all(
+        0 <= value <= _MOST for value in (quantized.weights, quantized.weight_bytes, quantized.scale_bytes)
+    ):
+        yield "the sizes of the quantized weights are impossible"
+    if tokens is not None and not 0 <= tokens.equal <= tokens.compared <= _MOST:
+        yield f"{_short(tokens.equal)} of {_short(tokens.compared)} tokens are equal"
+
+
 def _iteration_flaws(iteration: Iteration, decode_steps: int, least_ns: int) -> Iterator[str]:
     steps = iteration.steps_ns
     if len(steps) != decode_steps:
@@ -101,6 +124,11 @@ def _iteration_flaws(iteration: Iteration, decode_steps: int, least_ns: int) -> 
         yield "has decode steps that take no time, or more than a clock can represent"
     if iteration.total_ns > MOST_OF_THE_WHOLE * iteration.wall_ns + TICK_NS * (1 + len(steps)):
         yield f"took {iteration.wall_ns} ns, but its prefill and decode steps take {iteration.total_ns} ns"
+    used = (*iteration.steps_cpu_ns, *(() if iteration.prefill_cpu_ns is None else (iteration.prefill_cpu_ns,)))
+    if used and len(used) != len(steps) + 1:
+        yield f"has CPU times of {len(used)} stages, but {len(steps) + 1} stages"
+    if any(not 0 <= value <= LONGEST_NS for value in used):
+        yield "has a CPU time beyond what a clock can represent"
     for span in iteration.substages:
         if not (0 <= span.start_ns <= LONGEST_NS and 0 <= span.duration_ns <= LONGEST_NS):
             yield "has a substage beyond what a clock can represent"

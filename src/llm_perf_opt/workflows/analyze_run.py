@@ -10,6 +10,7 @@ import msgspec
 from llm_perf_opt.analysis.cost_model.cost import compute_dtype
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence
+from llm_perf_opt.analysis.limits.binding import cpu_verdict
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, given_hardware, hardware_of_device, more_devices
 from llm_perf_opt.analysis.metrics import context_drift, metrics, stage_timings
@@ -17,7 +18,7 @@ from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.run_analysis import RunAnalysis, measured_inputs
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_busy_share, summarize_telemetry
-from llm_perf_opt.analysis.trace.document import TraceAnalysis
+from llm_perf_opt.analysis.trace.document import ON_CPU, TraceAnalysis
 from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.analysis.trace_analysis import trace_document
@@ -68,6 +69,8 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
         hardware=_datasheet(run, measured, limits) if measured else untimed,
         overheads=costs,
         config=config,
+        torch=run.torch,
+        env=env,
     )
     trace = _trace(run, facts) if traces else _NOT_READ
     steadiness = run_stability(measured) if measured else {}
@@ -200,7 +203,19 @@ def _on_those_devices(found: Maybe[Efficiency], trace: Maybe[TraceAnalysis], tim
     working = [
         sum(any(stage.name == name and stage.kernels for stage in device.stages) for device in trace.devices) for name in STAGES
     ]
-    return more_devices(max(working), devices_of(timings)) or found
+    return more_devices(max(working), devices_of(timings)) or _judged_by_budget(found, trace)
+
+
+def _judged_by_budget(found: Maybe[Efficiency], trace: TraceAnalysis) -> Maybe[Efficiency]:
+    """Return the efficiency of a CPU run with verdicts that follow from its budgets."""
+    if isinstance(found, Missing) or trace.device != ON_CPU:
+        return found
+    shares = {table.stage: {row.key: row.share for row in table.rows} for table in trace.budgets}
+    stages = []
+    for stage in found.stages:
+        word, because = cpu_verdict(stage.verdict, stage.because, shares.get(stage.stage, {}))
+        stages.append(replace(stage, verdict=word, because=because))
+    return replace(found, stages=tuple(stages))
 
 
 def _kernels(

@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.overhead import without_profiler_events
 from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config.passes import trace_files
+from llm_perf_opt.config.values import current
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.machine_records import CounterReport, FoundCeilings, Telemetry, read_ceilings
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
@@ -71,7 +72,7 @@ class RunReader:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings in config.yaml; empty if there is none, ParseError if it is damaged."""
-        return self.folder.parsed(self.folder.config_file, read_values)
+        return current(self.folder.parsed(self.folder.config_file, read_values))
 
     @cached_property
     def names(self) -> tuple[str, str]:

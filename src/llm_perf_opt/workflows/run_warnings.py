@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from llm_perf_opt.analysis.contention import contention
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.limits.hardware import shared_words
 from llm_perf_opt.analysis.separable import steps_unavailable
@@ -69,6 +70,8 @@ def _timing_warnings(timings: CleanTimings) -> Iterator[RunWarning]:
     elif (untimed := steps_unavailable(timings)) is not None:
         words = f"Single decode steps have no times: {untimed.why}. Figures that need them are n/a; decode as a whole is timed."
         yield RunWarning(WarningId.STEPS_UNTIMED, words)
+    if (contended := contention(timings)) is not None:
+        yield contended
     if not timings.settled:
         words = f"The times had not settled after {len(timings.warmup)} warm-up iterations."
         yield RunWarning(WarningId.NOT_SETTLED, words)

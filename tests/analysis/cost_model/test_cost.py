@@ -422,3 +422,22 @@ def test_causal_is_never_more_than_whole_and_weights_are_moved_once(
     assert 0 < stage.flops <= stage.flops_full_attention
     moved = sum(part.bytes for part in stage.components if part.name not in ("kv_read", "kv_write", "lm_head", "embedding"))
     assert moved <= weight_bytes(architecture, formats) + len(stage.components)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_quantized_weights_move_their_own_bits(tied: bool) -> None:
+    architecture = architecture_of({**TINY, "tie_word_embeddings": tied})
+    plain = Formats("fp32", "fp32")
+    parts = ("attention_projections", "mlp", "lm_head")
+    quantized = Formats("fp32", "fp32", quantized=parts, quantized_bits=8.0)
+    step = Step(1, 1, 4)
+    before = {part.name: part.bytes for part in step_cost(architecture, step, plain).components}
+    after = {part.name: part.bytes for part in step_cost(architecture, step, quantized).components}
+    assert after["attention_projections"] * 4 == before["attention_projections"]
+    assert after["mlp"] * 4 == before["mlp"]
+    for name in ("embedding", "norms", "kv_read", "kv_write"):
+        assert after[name] == before[name]
+    matrices = sum(layer.params - layer.norm_params for layer in architecture.layers)
+    head = architecture.head_matrix_params
+    copied = 0 if tied else 3 * head  # a tied matrix stays in fp32 for the embedding
+    assert weight_bytes(architecture, plain) - weight_bytes(architecture, quantized) == 3 * matrices + (copied or -head)

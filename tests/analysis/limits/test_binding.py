@@ -7,17 +7,21 @@ from hypothesis import strategies as st
 from llm_perf_opt.analysis.limits.binding import (
     BUSY_ENOUGH,
     COMPUTE,
+    FRAMEWORK,
     HOW_TO_KNOW,
     KERNELS,
     LAUNCH,
     MEMORY,
     NEAR_ROOFLINE,
     NEITHER,
+    OPERATORS,
     UNKNOWN,
     UTILIZATION_MARGIN,
     VERDICTS,
+    WAITING,
     KernelShare,
     RooflineDistance,
+    cpu_verdict,
     sampled_share,
     verdict,
 )
@@ -82,7 +86,7 @@ def test_without_peaks_only_an_idle_device_has_a_verdict() -> None:
 
 def test_every_word_is_defined() -> None:
     defined = [word for words, _ in VERDICTS for word in words.split(", ")]
-    assert sorted(defined) == sorted([LAUNCH, MEMORY, COMPUTE, KERNELS, NEITHER, UNKNOWN])
+    assert sorted(defined) == sorted([LAUNCH, MEMORY, COMPUTE, KERNELS, FRAMEWORK, OPERATORS, WAITING, NEITHER, UNKNOWN])
 
 
 shares = st.floats(0, 1)
@@ -168,3 +172,18 @@ def test_a_share_does_not_round_to_the_other_side_of_what_decides(share: float, 
 )
 def test_times_roofline_does_not_round_across_the_threshold(times: float, said: str) -> None:
     assert nearest(times).words.startswith(f"it takes {said} × its roofline time")
+
+
+@pytest.mark.parametrize(
+    ("shares", "word"),
+    [
+        ({"floor": 0.1, "framework": 0.3, "python": 0.3, "matmul": 0.3}, "framework-bound"),
+        ({"floor": 0.1, "framework": 0.1, "python": 0.1, "matmul": 0.5, "memory": 0.2}, "operator-bound"),
+        ({"floor": 0.1, "waiting": 0.6, "matmul": 0.3}, "waiting"),
+        ({"floor": 0.3, "framework": 0.35, "matmul": 0.35}, "near neither limit"),
+        ({}, "near neither limit"),
+    ],
+)
+def test_the_budget_decides_what_bounds_a_stage_on_a_cpu(shares: dict[str, float], word: str) -> None:
+    assert cpu_verdict("near neither limit", "it takes 9 × its roofline time; more", shares)[0] == word
+    assert cpu_verdict("memory-bound", "near", shares) == ("memory-bound", "near")

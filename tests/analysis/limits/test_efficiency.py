@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, RequestCost, efficiency, request_cost
 from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_named, hardware_of_device, shared_words
 from llm_perf_opt.core.errors import ImplausibleError
-from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
+from llm_perf_opt.core.machine_records import CacheLevel, CeilingRow, Ceilings, ModelLinears
 from llm_perf_opt.core.records import (
     CleanTimings,
     Distribution,
@@ -23,6 +23,7 @@ from llm_perf_opt.core.records import (
     Workload,
 )
 from llm_perf_opt.core.units import duration
+from llm_perf_opt.profiling.ceilings import model_linears
 from llm_perf_opt.report.document import Table
 from llm_perf_opt.report.efficiency import components_table, limits_table, used_verdicts, verdict_items
 
@@ -240,6 +241,59 @@ def test_above_a_hundred_percent_stops_with_what_to_check() -> None:
     assert "hardware.peak_tflops" in caught.value.remedy
     with pytest.raises(ImplausibleError, match="MBU of prefill against the measured peak"):
         efficiency(timings(1_000, 1_000), NOT_HERE, NOT_HERE, ceilings(1e15, 1e9))
+
+
+def on_cpu(levels: dict[int, tuple[int, float]], read: float = 1e9) -> Ceilings:
+    """Level → its size and bandwidth."""
+    own = ceilings(1e13, read)
+    rows = tuple(replace(own.rows[1], key=f"read_l{level}", value=at(rate)) for level, (_, rate) in levels.items())
+    caches = tuple(CacheLevel(level, size) for level, (size, _) in levels.items())
+    return replace(own, device_kind="cpu", rows=(*own.rows, *rows), caches=caches)
+
+
+def at(value: float) -> Distribution:
+    return Distribution(9, value, value, value, value, value, value, value, NOT_HERE, NOT_HERE)
+
+
+def test_a_model_in_a_cache_is_compared_with_the_bandwidth_of_that_level() -> None:
+    run = timings(1_000_000, 500_000, cache_bytes=20_000)  # 10,000 bytes of weights
+    levels = {1: (1_000, 8e9), 2: (5_000, 6e9), 3: (20_000, 4e9)}
+    result = found(efficiency(run, NOT_HERE, NOT_HERE, on_cpu(levels)))
+    decode = result.stages[1]
+    measured = decode.against[1]
+    assert (measured.peaks.level, measured.peaks.in_cache) == ("L3", False)
+    assert measured.mbu == pytest.approx(decode.cost.bytes / (decode.seconds * 4e9))
+    assert not isinstance(measured.roofline, Missing)
+    assert measured.roofline.memory_s == pytest.approx(decode.cost.bytes / 4e9)
+    assert "L3" in str(limits_table(result, ()).rows)
+
+
+def test_a_model_beyond_every_cache_is_compared_with_memory() -> None:
+    run = timings(1_000_000, 500_000, cache_bytes=9_000)
+    measured = found(efficiency(run, NOT_HERE, NOT_HERE, on_cpu({3: (9_000, 4e9)}))).stages[1].against[1]
+    assert (measured.peaks.level, measured.peaks.bandwidth_bytes_per_s) == ("", 1e9)
+
+
+def test_weights_that_arrive_faster_than_their_level_delivers_came_from_a_faster_one() -> None:
+    run = timings(1_000_000, 1_000, cache_bytes=20_000)
+    rate = found(efficiency(run, NOT_HERE, NOT_HERE, on_cpu({3: (20_000, 1e15)}))).stages[1].bytes_per_s
+    levels = {1: (1_000, 4 * rate), 2: (5_000, 2 * rate), 3: (20_000, rate / 2)}
+    measured = found(efficiency(run, NOT_HERE, NOT_HERE, on_cpu(levels))).stages[1].against[1]
+    assert measured.peaks.level == "L2"
+    assert measured.mbu == pytest.approx(0.5)
+    with pytest.raises(ImplausibleError, match="MBU of decode"):
+        efficiency(run, NOT_HERE, NOT_HERE, on_cpu({3: (20_000, rate / 2)}))
+
+
+def test_the_products_of_a_request_are_those_of_its_cost() -> None:
+    request, linears = request_cost(timings(1, 1)), model_linears(timings(1, 1))
+    assert isinstance(request, RequestCost)
+    assert isinstance(linears, ModelLinears)
+    assert (linears.dtype, linears.parameters) == ("bf16", request.architecture.params)
+    assert (linears.compiled, linears.experts) == (timings(1, 1).model.compile != "none", False)
+    for cost, rows in ((request.prefill, "prefill_rows"), (request.steps[0], "decode_rows")):
+        flops = sum(2 * layer.in_features * layer.out_features * layer.count * getattr(layer, rows) for layer in linears.layers)
+        assert flops == sum(part.flops for part in cost.components if part.name != "attention_core")
 
 
 def test_an_unknown_device_has_no_datasheet_figures() -> None:

@@ -1,7 +1,17 @@
 """Measured peaks as denominators, and the highest rates of a device."""
 
+from dataclasses import replace
+
 from llm_perf_opt.analysis.limits.hardware import hardware_named
-from llm_perf_opt.analysis.limits.peaks import NO_LIMITS, Peaks, bandwidth, limits_of, peak_flops, possible_percentage
+from llm_perf_opt.analysis.limits.peaks import (
+    NO_LIMITS,
+    Peaks,
+    bandwidth,
+    in_fp32,
+    limits_of,
+    peak_flops,
+    possible_percentage,
+)
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
 from llm_perf_opt.core.records import Missing
@@ -25,6 +35,24 @@ def test_a_missing_peak_keeps_its_reason() -> None:
 
 def test_what_was_never_measured_is_named() -> None:
     assert peak_flops(CEILINGS, "int8") == Missing("the measured peaks of NVIDIA H200 do not include int8 matrix products")
+
+
+def test_a_format_slower_than_fp32_on_a_cpu_has_the_peak_of_fp32() -> None:
+    def product(dtype: str, peak: float) -> CeilingRow:
+        return CeilingRow(f"gemm_{dtype}", dtype, "FLOP/s", summarize([peak] * 3), "")
+
+    measured = replace(CEILINGS, rows=(product("fp32", 100e9), product("bf16", 20e9), product("fp16", 150e9)))
+    on_cpu = replace(measured, device_kind="cpu")
+    assert (peak_flops(on_cpu, "bf16"), peak_flops(on_cpu, "fp16"), peak_flops(on_cpu, "fp32")) == (100e9, 150e9, 100e9)
+    assert peak_flops(measured, "bf16") == 20e9
+    assert (in_fp32(on_cpu, "bf16"), in_fp32(on_cpu, "fp16"), in_fp32(measured, "bf16")) == (True, False, False)
+    assert isinstance(peak_flops(on_cpu, "fp8"), Missing)
+
+
+def test_each_cache_level_has_its_bandwidth() -> None:
+    row = CeilingRow("read_l3", "read bandwidth, L3", "B/s", summarize([60e9] * 3), "sum")
+    assert bandwidth(replace(CEILINGS, rows=(*ROWS, row)), 3) == 60e9
+    assert isinstance(bandwidth(CEILINGS, 3), Missing)
 
 
 UNKNOWN = Missing("no such device")

@@ -52,6 +52,15 @@ def test_stages_and_modules_are_no_labels_of_the_program() -> None:
     assert lines(made) == [LabelLine("my label", 1, 60, 1, 10)]
 
 
+def test_the_label_of_a_step_of_the_profiler_is_none_of_the_program() -> None:
+    built = Builder()
+    built.range(0, 300, "ProfilerStep#1", domain=None)
+    built.range(0, 100, "prefill")
+    built.range(110, 200, "mine", domain=None)
+    built.launch(20, 30, 60)
+    assert [line.name for line in lines(built)] == ["mine"]
+
+
 def test_a_range_that_may_end_on_another_thread_has_no_kernels() -> None:
     made = Builder()
     made.range(0, 100, "request", kind=RangeKind.START_END)

@@ -31,7 +31,10 @@ ABSENT = "(not there)"
 EMPTY_GROUP, UNSET = "{}", "null"
 """As written by `flatten`."""
 _NEVER_AN_EXPERIMENT = ("experiment", "hydra")
-_VOLATILE = ("taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz")
+_VOLATILE = (
+    "taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz",
+    "waiting.why", "waiting.others", "waiting.seconds",
+)  # fmt: skip
 """Facts that differ from moment to moment, or do not affect speed."""
 
 

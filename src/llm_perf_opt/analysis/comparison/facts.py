@@ -54,6 +54,8 @@ def facts_of(run: RunAnalysis) -> Facts:
         return {"hardware": _machine(run.env, on_gpu=True), "model": {}, "workload": {}}
     model, timings = run.timings.model, run.timings
     device = {"device": model.device.split(":")[0], "device_name": model.device_name, "threads": timings.threads}
+    if timings.host is not None and not isinstance(timings.host.cpus, Missing):
+        device["cpus"] = timings.host.cpus
     return {
         "hardware": {**flatten(device), **_machine(run.env, on_gpu=device["device"] == "cuda")},
         "model": flatten(_model(timings)),

@@ -223,6 +223,11 @@ class Architecture:
         return any(isinstance(layer.attention, LatentAttention) for layer in self.layer_counts)
 
     @property
+    def has_experts(self) -> bool:
+        """Whether any layer is a mixture of experts."""
+        return any(isinstance(layer.feed_forward, Moe) for layer in self.layer_counts)
+
+    @property
     def projected_embedding(self) -> bool:
         """Whether a projection connects the embedding's width to the model's."""
         return self.embedding_dim != self.hidden

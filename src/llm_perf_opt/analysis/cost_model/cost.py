@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Architecture, Mla
+from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Architecture, Mla, Moe
 from llm_perf_opt.analysis.cost_model.work import (
     ComponentName,
     Step,
@@ -80,6 +80,10 @@ class Formats:
     weights: str = "bf16"
     kv: str = "bf16"
     mla: Mla = TRANSFORMERS_MLA
+    quantized: tuple[str, ...] = ()
+    """Components whose matrices were quantized; their weights have `quantized_bits`."""
+    quantized_bits: float = 0.0
+    """Average bits of a quantized weight, including scales."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", dtype_named(self.weights, "dtype"))
@@ -229,7 +233,31 @@ def combined(stages: Iterable[StageCost]) -> StageCost:
 
 def weight_bytes(architecture: Architecture, formats: Formats = BF16) -> int:
     """Return the bytes of all weights, including every expert."""
-    return size_bytes(architecture.params, formats.weights)
+    whole = size_bytes(architecture.params, formats.weights)
+    if not formats.quantized:
+        return whole
+    inside = quantized_params(architecture, formats)
+    tied = architecture.head_matrix_params if architecture.tied_embeddings and "lm_head" in formats.quantized else 0
+    kept = architecture.params + tied - inside  # a quantized head does not share its matrix with the embedding
+    return size_bytes(kept, formats.weights) + round(inside * formats.quantized_bits / 8)
+
+
+def quantized_params(architecture: Architecture, formats: Formats) -> int:
+    """Return the parameters of the quantized components, including every expert."""
+    total = architecture.head_matrix_params if "lm_head" in formats.quantized else 0
+    for layer, count in architecture.layer_counts.items():
+        attention, feed_forward = layer.attention, layer.feed_forward
+        total += count * attention.matrix_params if "attention_projections" in formats.quantized else 0
+        if not isinstance(feed_forward, Moe):
+            total += count * feed_forward.matrix_params if "mlp" in formats.quantized else 0
+            continue
+        parts = {
+            "router": feed_forward.router_matrix_params,
+            "experts": feed_forward.experts * feed_forward.expert.matrix_params,
+            "shared_experts": feed_forward.shared_matrix_params,
+        }
+        total += count * sum(parts[name] for name in parts if name in formats.quantized)
+    return total
 
 
 def kv_bytes_per_token(architecture: Architecture, formats: Formats = BF16) -> int:
@@ -251,8 +279,14 @@ def kv_cache_bytes(architecture: Architecture, batch: int, tokens: int, formats:
 
 def _component(name: ComponentName, work: Work, formats: Formats, within: ComponentName) -> ComponentCost:
     moved = (
-        size_bytes(work.weights, formats.weights)
+        _weight_size(name, work.weights, formats)
         + size_bytes(work.kv, formats.kv)
         + size_bytes(work.activations, activation_dtype(formats.weights))
     )
     return ComponentCost(name, work.flops, work.flops + work.full_attention_extra_flops, moved, within)
+
+
+def _weight_size(name: ComponentName, weights: float, formats: Formats) -> int:
+    if name in formats.quantized:
+        return round(weights * formats.quantized_bits / 8)
+    return size_bytes(weights, formats.weights)

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.cost_model.cost import kv_cache_bytes, weight_bytes
 from llm_perf_opt.analysis.cost_model.work import Step
@@ -43,6 +43,8 @@ HARDLY_LONGER = 0.10
 WORTHWHILE = 1.1
 """The least gain in tokens per second that makes a larger batch a finding."""
 
+_AUTOTUNE = ("runtime.cache=static", "runtime.compile=max-autotune")
+
 Check = Callable[[StageKernel], tuple[str, float] | None]
 """Returns what holds a kernel back, in words, and the largest share of its time that a better kernel could save."""
 
@@ -54,9 +56,12 @@ def low_occupancy(evidence: Evidence) -> Finding | None:
         "low_occupancy",
         _low_occupancy,
         "Kernels of {stage} have few active warps and are far from the device's peaks: {names}.",
-        "Give each launch more work (a larger batch, a longer prompt), or use smaller tiles or split-K; max-autotune "
-        "searches for such kernels.",
-        ("runtime.cache=static", "runtime.compile=max-autotune"),
+        ToTry(
+            _AUTOTUNE,
+            "Give each launch more work (a larger batch, a longer prompt), or use smaller tiles or split-K; max-autotune "
+            "searches for such kernels.",
+            "Raise the occupancy of slow kernels",
+        ),
     )
 
 
@@ -67,9 +72,12 @@ def wave_tail(evidence: Evidence) -> Finding | None:
         "wave_tail",
         _partial_wave,
         "Kernels of {stage} leave part of the device idle in their last wave of blocks: {names}.",
-        "Choose tiles so that blocks fill whole waves (split-K, stream-K, persistent kernels); max-autotune searches for "
-        "such kernels.",
-        ("runtime.cache=static", "runtime.compile=max-autotune"),
+        ToTry(
+            _AUTOTUNE,
+            "Choose tiles so that blocks fill whole waves (split-K, stream-K, persistent kernels); max-autotune searches for "
+            "such kernels.",
+            "Choose tiles that fill whole waves",
+        ),
     )
 
 
@@ -116,7 +124,11 @@ def small_batch(evidence: Evidence) -> Finding | None:
             "kernels grow with the batch",
         ),
         found,
-        ToTry((f"runtime.batch_size={larger}",), "Serve more sequences at once (continuous batching)."),
+        ToTry(
+            (f"runtime.batch_size={larger}",),
+            "Serve more sequences at once (continuous batching).",
+            f"Raise the batch size to {larger}",
+        ),
     )
 
 
@@ -175,18 +187,16 @@ def _growth_words(cost: _StepCost, batch: int, larger: int, similar: int) -> str
     return f"Its roofline time, the least time that {name} allows, grows from {now} to {then} at batch {larger}{why}."
 
 
-def _counter_finding(
-    evidence: Evidence, id: str, check: Check, claim: str, change: str, overrides: tuple[str, ...]
-) -> Finding | None:
+def _counter_finding(evidence: Evidence, id: str, check: Check, claim: str, to_try: ToTry) -> Finding | None:
     """Return the finding on the kernels that `check` reports, in the stage where it saves most."""
+    in_words = replace(to_try, overrides=())
     if evidence.facts.setting("runtime.compile") == "max-autotune":
-        overrides = ()  # already set
+        to_try = in_words  # already set
     found = []
     for stage in evidence.stages:
         limited = [(row, words) for row in _counter_rows(stage) if row.share >= NOTEWORTHY and (words := check(row))]
         if limited:
-            tried = overrides if stage.name == DECODE else ()
-            found.append(_device_finding(evidence, stage, id, limited, claim, change, tried))
+            found.append(_device_finding(evidence, stage, id, limited, claim, to_try if stage.name == DECODE else in_words))
     return largest_saving(found)
 
 
@@ -196,8 +206,7 @@ def _device_finding(
     id: str,
     limited: list[tuple[StageKernel, tuple[str, float]]],
     claim: str,
-    change: str,
-    overrides: tuple[str, ...],
+    to_try: ToTry,
 ) -> Finding:
     share = stage.kernel_ns / max(sum(row.total_ns for row in _counter_rows(stage)), 1)
     gain = sum(row.total_ns * unused for row, (_, unused) in limited) * share
@@ -212,7 +221,7 @@ def _device_finding(
     )
     grounds = Grounds(rows, "low", f"{because}; {on_wall.because}" if on_wall.because else because)
     saving = saving_of(stage, *on_wall.bounds)
-    return finding(id, place_of(evidence, stage), (text, on_wall.claim), grounds, saving, ToTry(overrides, change))
+    return finding(id, place_of(evidence, stage), (text, on_wall.claim), grounds, saving, to_try)
 
 
 def _counter_rows(stage: StageEvidence) -> tuple[StageKernel, ...]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
+from llm_perf_opt.analysis.evidence import Evidence, StageEvidence, StageFigures
 from llm_perf_opt.analysis.trace.document import Finding, ThroughputLine
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import duration, percentage
@@ -104,6 +104,8 @@ class ToTry:
     """Settings of `llm-perf run`; empty if the change is not a configuration change."""
     change: str = ""
     """The change in words, for other programs and for what has no setting."""
+    title: str = ""
+    """The change in a few words, as an imperative: the heading of the finding."""
 
     def __str__(self) -> str:
         return " ".join(self.overrides) if self.overrides else self.change
@@ -156,6 +158,7 @@ def finding(id: str, place: Place, claim: Claim, grounds: Grounds, effect: Maybe
         after_high_ns=after.high_ns if after else None,
         kept=after.kept if after else 1.0,
         throughput=throughput.line if throughput else None,
+        title=to_try.title,
     )
 
 
@@ -171,7 +174,7 @@ def largest_saving(found: Sequence[Finding]) -> Finding | None:
 
 
 def saving_of(
-    stage: StageEvidence, low: float, expected: float, high: float, *, after: Bounds | None = None, kept: float = 1.0
+    stage: StageFigures, low: float, expected: float, high: float, *, after: Bounds | None = None, kept: float = 1.0
 ) -> Saving:
     """Return a saving per unit from sums over all units, each limited to between zero and the wall time.
 
@@ -197,12 +200,12 @@ def gap_saving_of(stage: StageEvidence, low: float, expected: float, high: float
     return saving_of(stage, low, expected, high, kept=1.0 - min(max(expected, 0.0) / idle, 1.0) if idle > 0 else 1.0)
 
 
-def unit_time(stage: StageEvidence, ns: float) -> str:
+def unit_time(stage: StageFigures, ns: float) -> str:
     """Return the text of a time per unit, from a sum over all units."""
     return duration(stage.per_unit(ns), 3)
 
 
-def place_of(evidence: Evidence, stage: StageEvidence) -> Place:
+def place_of(evidence: Evidence, stage: StageFigures) -> Place:
     """Return the stage and how often its unit occurs in a request, or in the trace if no request is known."""
     timings = evidence.facts.timings
     if isinstance(timings, Missing):

@@ -80,7 +80,9 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
             "without the profiler it is smaller by an unknown amount",
         ),
         saving,
-        ToTry(() if has_graphs else _GRAPHS, _BROKEN_GRAPHS if has_graphs else _USE_GRAPHS),
+        ToTry((), _BROKEN_GRAPHS, "Find what breaks the CUDA graphs")
+        if has_graphs
+        else ToTry(_GRAPHS, _USE_GRAPHS, "Run decode in CUDA graphs"),
     )
 
 
@@ -106,7 +108,8 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
         gap_saving_of(stage, 0, gaps / 2, gaps),
         ToTry(
             change="Compile prefill for a few padded lengths (torch.compile, one CUDA graph per length), or put more prompts "
-            "into one prefill (runtime.batch_size). No setting of this tool compiles prefill."
+            "into one prefill (runtime.batch_size). No setting of this tool compiles prefill.",
+            title="Compile prefill, or batch prompts",
         ),
     )
 
@@ -134,7 +137,8 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
         gap_saving_of(stage, 0, host / 2, host),
         ToTry(
             change="Prepare a step's inputs while the previous step runs, keep positions and tokens on the device, and check for "
-            "the end of a sequence one step later."
+            "the end of a sequence one step later.",
+            title="Overlap host work with the decode steps",
         ),
     )
 
@@ -251,7 +255,8 @@ def syncs_per_step(evidence: Evidence) -> Finding | None:
         gap_saving_of(stage, 0, lost / 2, lost),
         ToTry(
             change="Keep sampled tokens on the device, check for the end of a sequence every few steps, and avoid .item(), "
-            ".cpu() and printing tensors inside the loop."
+            ".cpu() and printing tensors inside the loop.",
+            title=f"Do not wait for the device in every {stage.unit}",
         ),
     )
 
@@ -284,6 +289,7 @@ def allocations_in_the_loop(evidence: Evidence) -> Finding | None:
         ToTry(
             ("runtime.cache=static",) if evidence.facts.setting("runtime.cache") == "dynamic" else (),
             "Allocate before the loop; with a growing cache, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+            "Allocate memory before the loop",
         ),
     )
 
@@ -315,7 +321,8 @@ def copies_from_the_host(evidence: Evidence) -> Finding | None:
         saving_of(stage, 0, lost / 2, lost),
         ToTry(
             change="Keep token ids, positions and masks on the device. Copy everything else from pinned memory "
-            "with non_blocking=True, one step ahead."
+            "with non_blocking=True, one step ahead.",
+            title="Keep the inputs of each step on the device",
         ),
     )
 

@@ -62,7 +62,11 @@ def cache_concatenation(evidence: Evidence) -> Finding | None:
         rows,
         (0, total / 2, total),
         "some of these copies belong to rotary embedding, not to the cache; the expected saving is half of their time",
-        ToTry(("runtime.cache=static",), "Keep keys and values in preallocated tensors (StaticCache, or a paged cache)."),
+        ToTry(
+            ("runtime.cache=static",),
+            "Keep keys and values in preallocated tensors (StaticCache, or a paged cache).",
+            "Use a static KV cache",
+        ),
     )
 
 
@@ -85,6 +89,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
         if stage.name == DECODE and not evidence.facts.compiled and launches_one_by_one(stage)
         else (),
         "Compile the step (torch.compile), or use fused kernels for norms, rotary embedding and activations.",
+        f"Fuse the small kernels of {stage.name}",
     )
     if stage.busy_share < HOST_BOUND and launches_one_by_one(stage):
         gaps = stage.budget.ns(BudgetKey.LAUNCH) * gone
@@ -140,6 +145,7 @@ def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
             ToTry(
                 ("model.dtype=bf16",) if dtype in ("", "fp32") else (),
                 'Use bf16 or fp16 weights, or allow TF32 (torch.set_float32_matmul_precision("high")).',
+                "Run matrix products on tensor cores",
             ),
         )
         found.append(product)
@@ -172,6 +178,7 @@ def math_attention(evidence: Evidence) -> Finding | None:
             ToTry(
                 () if evidence.facts.attention == "sdpa" else ("runtime.attn_implementation=sdpa",),
                 "Use scaled_dot_product_attention with a mask that a fused backend supports.",
+                "Use fused attention",
             ),
         )
         found.append(attention)
@@ -205,7 +212,10 @@ def logits_for_the_whole_prompt(evidence: Evidence) -> Finding | None:
         [row for row in stage.kernels if row.kind is KernelClass.GEMM],
         (saved, saved, 2 * saved),
         "the figure comes from the cost model at the device's peaks; a real matrix product takes longer",
-        ToTry(change="Pass logits_to_keep=1 to the model's forward, or slice the hidden states before the LM head."),
+        ToTry(
+            change="Pass logits_to_keep=1 to the model's forward, or slice the hidden states before the LM head.",
+            title="Compute logits for the last position only",
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.findings import device, host, kernels, trust
+from llm_perf_opt.analysis.findings import cpu, device, host, kernels, trust
 from llm_perf_opt.analysis.findings.finding import Kind, without_overrides
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.labels import engine_dialects
@@ -34,6 +34,13 @@ RULES: list[Rule] = [
     device.low_occupancy,
     device.wave_tail,
     device.small_batch,
+    cpu.framework_bound_decode,
+    cpu.slow_dtype,
+    cpu.int8_weights,
+    cpu.thread_count,
+    cpu.growing_cache,
+    cpu.unfused_attention,
+    cpu.small_batch_on_cpu,
     trust.throttled,
     trust.noisy_machine,
     trust.profiler_inflation,
@@ -41,7 +48,7 @@ RULES: list[Rule] = [
 ]
 """Every rule. To add a finding, write its function in this folder and list it here."""
 
-_OWN_SETTINGS = ("runtime.cache=", "runtime.compile=", "runtime.attn_implementation=")
+_OWN_SETTINGS = ("runtime.cache=", "runtime.compile=", "runtime.attn_implementation=", "runtime.quantization=")
 """Settings that only this runtime has."""
 
 _ORDER = {kind.value: place for place, kind in enumerate(Kind)}
@@ -91,7 +98,7 @@ _LOWER = {"high": "medium", "medium": "low", "low": "low"}
 
 def _with_confidence(finding: Finding, evidence: Evidence) -> Finding:
     """Lower the confidence if the unprofiled times behind the saving did not reach their spread target."""
-    timings, stage = evidence.facts.timings, evidence.stage(finding.stage)
+    timings, stage = evidence.facts.timings, evidence.figures(finding.stage)
     has_effect = finding.throughput is not None or bool(finding.saving_high_ns)
     if isinstance(timings, Missing) or timings.stable or not has_effect:
         return finding

@@ -8,9 +8,9 @@ from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED
 from llm_perf_opt.analysis.kernels.selection import Launch, Selection
 from llm_perf_opt.analysis.kernels.table import StageKernels
-from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN, Efficiency, request_cost, stage_seconds
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, request_cost, stage_seconds
 from llm_perf_opt.analysis.limits.hardware import devices_of, other_devices
-from llm_perf_opt.analysis.limits.peaks import Peaks
+from llm_perf_opt.analysis.limits.peaks import MEASURED_MARGIN, Peaks
 from llm_perf_opt.core.errors import ImplausibleError
 from llm_perf_opt.core.machine_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing

@@ -1,5 +1,6 @@
 """What bounds a stage, with the evidence; no verdict goes beyond the measurements."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.roofline import RooflineTime
@@ -17,6 +18,7 @@ UTILIZATION_MARGIN = 0.15
 six runs on an H200 with a torch pass it was 0.06 (eager) to 0.13 (compiled) higher."""
 
 LAUNCH, MEMORY, COMPUTE, KERNELS = "launch-bound", "memory-bound", "compute-bound", "kernel-bound"
+FRAMEWORK, OPERATORS, WAITING = "framework-bound", "operator-bound", "waiting"
 NEITHER = "near neither limit"
 UNKNOWN = "not known"
 _SHOWN = {NEITHER: "bound by no single cause"}
@@ -39,9 +41,14 @@ VERDICTS = (
         "than both the roofline time and the waiting time: the kernels themselves are far from the device's peaks.",
     ),
     (
+        f"{FRAMEWORK}, {OPERATORS}, {WAITING}",
+        f"on a CPU, the stage takes more than {NEAR_ROOFLINE:g} × its roofline time, and its budget shows that framework and "
+        f"Python, operators above roofline, or waiting take at least {percentage(BUSY_ENOUGH)} of it.",
+    ),
+    (
         NEITHER,
-        f"the stage takes more than {NEAR_ROOFLINE:g} × its roofline time, and no single cause stands out. On a CPU, slow "
-        "kernels and the framework's own time cannot be separated; on a GPU, kernels run for at least "
+        f"the stage takes more than {NEAR_ROOFLINE:g} × its roofline time, and no single cause stands out: on a CPU, none takes "
+        f"{percentage(BUSY_ENOUGH)} of the time, or there is no trace; on a GPU, kernels run for at least "
         f"{percentage(BUSY_ENOUGH)} of the stage's time, but the kernel time beyond the roofline is not the largest share.",
     ),
     (UNKNOWN, "no peak is known, or nothing shows whether the device was busy or waiting."),
@@ -93,12 +100,21 @@ class RooflineDistance:
     times: float
     roofline: RooflineTime
     peaks: str
+    level: str = ""
+    """The cache level that holds the weights; empty for memory."""
+
+    @property
+    def traffic(self) -> str:
+        """What the memory side of the roofline time is."""
+        return f"reading the {self.level} cache" if self.level else "memory traffic"
 
     @property
     def words(self) -> str:
         """The distance as a clause of a sentence."""
         times = _on_its_side(self.times, NEAR_ROOFLINE, "{:,.1f}", "{:,.2f}", "{:,.3f}")
-        return f"it takes {times} × its roofline time of {duration(self.roofline.seconds * 1e9)} at the {self.peaks} peaks"
+        least = duration(self.roofline.seconds * 1e9)
+        cached = f", with the weights in {self.level}" if self.level else ""
+        return f"it takes {times} × its roofline time of {least} at the {self.peaks} peaks{cached}"
 
 
 def _share_words(share: float) -> str:
@@ -140,12 +156,31 @@ def verdict(distance: Maybe[RooflineDistance], share: Maybe[KernelShare], *, on_
     if distance.times <= NEAR_ROOFLINE:
         if distance.roofline.bound == "compute":
             return COMPUTE, f"{seen}{distance.words}, most of which is computation"
-        return MEMORY, f"{seen}{distance.words}, most of which is memory traffic"
+        return MEMORY, f"{seen}{distance.words}, most of which is {distance.traffic}"
     if on_cpu:
-        return NEITHER, f"{distance.words}; on a CPU, slow kernels and the framework's own time cannot be separated"
+        return NEITHER, f"{distance.words}; without a trace, slow operators and the framework's own time cannot be separated"
     if isinstance(share, Missing):
         return UNKNOWN, f"{distance.words}, and the share of kernels in it is unknown: {share.why} ({HOW_TO_KNOW})"
     return _far_from_roofline(distance, share)
+
+
+_OVERHEAD = ("framework", "python")
+_NO_OPERATORS = ("floor", "waiting", "not_in_trace", *_OVERHEAD)
+
+
+def cpu_verdict(word: str, because: str, shares: Mapping[str, float]) -> tuple[str, str]:
+    """Return the verdict on a stage of a CPU run, given the shares of its budget; one near its roofline keeps its own."""
+    if word != NEITHER or not shares:
+        return word, because
+    distance = because.split(";")[0]
+    causes = {
+        FRAMEWORK: ("framework and Python take", sum(shares.get(key, 0.0) for key in _OVERHEAD)),
+        OPERATORS: ("operators above roofline take", sum(share for key, share in shares.items() if key not in _NO_OPERATORS)),
+        WAITING: ("waiting takes", shares.get("waiting", 0.0)),
+    }
+    parts = ", ".join(f"{words} {percentage(share)}" for words, share in causes.values() if share >= 0.005)
+    largest = max(causes, key=lambda cause: causes[cause][1])
+    return (largest if causes[largest][1] >= BUSY_ENOUGH else NEITHER), f"{distance}; {parts}"
 
 
 def _far_from_roofline(distance: RooflineDistance, share: KernelShare) -> tuple[str, str]:
@@ -209,7 +244,8 @@ EFFICIENCY_METRICS = (
     ),
     EfficiencyMetric(
         "MBU", "%", "minimum bytes / (unprofiled time × memory bandwidth)",
-        "Memory bandwidth utilization. It is n/a for a model that fits in the last-level cache.",
+        "Memory bandwidth utilization. For a model that fits in a cache of a CPU, the measured bandwidth of that cache level "
+        "counts instead; it is n/a if that is unknown.",
     ),
     EfficiencyMetric(
         "Arithmetic intensity", "FLOP/byte", "model FLOPs / minimum bytes",

@@ -8,18 +8,15 @@ from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps
 from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, RooflineDistance, sampled_share, shown_verdict, verdict
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices, shared_words
-from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time, peaks_of, roofline_time_at
+from llm_perf_opt.analysis.limits.peaks import MEASURED_MARGIN, Peaks, best_roofline_time, peaks_of, roofline_time_at
 from llm_perf_opt.analysis.limits.roofline import ComponentRoofline, RooflineTime
 from llm_perf_opt.analysis.separable import steps_unavailable
 from llm_perf_opt.analysis.stats import percentile, summarize
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError
 from llm_perf_opt.core.machine_records import Ceilings
-from llm_perf_opt.core.records import CleanTimings, Distribution, Maybe, Missing, TorchPass
+from llm_perf_opt.core.records import CleanTimings, Distribution, Maybe, Missing, ModelFacts, TorchPass
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.units import percentage
-
-MEASURED_MARGIN = 1.03
-"""A measured peak is a median with spread, so a stage may exceed it slightly without an error."""
 
 _NOT_SAMPLED = Missing("the device was not sampled")
 _NO_WORK = Missing("the torch pass has no work of this component")
@@ -78,6 +75,11 @@ class StageEfficiency:
         return f"{self.stage.capitalize()} is {shown_verdict(self.verdict)}"
 
     @property
+    def distance(self) -> Maybe[RooflineDistance]:
+        """The distance from the roofline at the best known peaks."""
+        return _distance(self.against)
+
+    @property
     def seconds(self) -> float:
         """The median time in seconds."""
         return self.time_ns.median / 1e9
@@ -133,7 +135,7 @@ def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
     except ConfigError as error:
         return Missing(f"no cost model: {error.fact}")
     work = timings.workload
-    formats = Formats(timings.model.dtype, timings.model.dtype)
+    formats = formats_of(timings.model)
     logits: Logits = "last" if timings.model.logits == "last token" else "all"
     prompt = Step(work.batch_size, work.padded_tokens, 0, logits)
     steps = decode_steps(work.batch_size, work.padded_tokens, work.decode_steps) if work.decode_steps else []
@@ -143,6 +145,15 @@ def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
         step_cost(architecture, prompt, replace(formats, mla=Mla.EXPAND_ONCE)),
         tuple(step_cost(architecture, step, replace(formats, mla=Mla.ABSORB)) for step in steps),
     )
+
+
+def formats_of(model: ModelFacts) -> Formats:
+    """Return the number formats of the model as it ran."""
+    formats = Formats(model.dtype, model.dtype)
+    quantized = model.weights.quantized if model.weights else None
+    if quantized is None:
+        return formats
+    return replace(formats, quantized=quantized.components, quantized_bits=quantized.bits_per_weight)
 
 
 def stage_seconds(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[float]:
@@ -180,7 +191,8 @@ def efficiency(
     devices = devices_of(timings)
     if (mismatch := _on_more_devices(torch, devices)) is not None:
         return mismatch
-    peak_sets = peaks_of(timings, devices, compute_dtype(formats.weights), datasheet, measured)
+    reached = _reached_bytes_per_s(request, timings)
+    peak_sets = peaks_of(timings, devices, compute_dtype(formats.weights), datasheet, measured, reached)
     sampled = _sampled(request, timings, peak_sets, at_work)
     stages = [_stage(Stage.PREFILL, request.prefill, request.prefill, timings, torch, peak_sets, sampled)]
     if request.steps:
@@ -189,7 +201,7 @@ def efficiency(
         stages.append(_stage(Stage.DECODE, cost, profiled_cost, timings, torch, peak_sets, sampled))
     notes = [
         f"Bytes and FLOPs of {architecture.model_type} are computed from its configuration, with weights and cache in "
-        f"{formats.weights}."
+        f"{formats.weights}{_quantized_words(formats)}."
     ]
     if devices > 1:
         notes.append(shared_words(devices))
@@ -201,6 +213,21 @@ def efficiency(
     if len(set(work.prompt_tokens)) > 1:
         notes.append("Padding counts as work: every sequence has the length of the longest prompt.")
     return Efficiency(architecture.model_type, formats.weights, peak_sets, tuple(stages), tuple(notes))
+
+
+def _reached_bytes_per_s(request: RequestCost, timings: CleanTimings) -> float:
+    """Return the highest median rate of the minimum bytes, of prefill and of decode."""
+    rates = [request.prefill.bytes / percentile([it.prefill_ns for it in timings.iterations], 0.5)]
+    if request.steps:
+        rates.append(combined(request.steps).bytes / percentile([it.decode_ns for it in timings.iterations], 0.5))
+    return 1e9 * max(rates)
+
+
+def _quantized_words(formats: Formats) -> str:
+    if not formats.quantized:
+        return ""
+    parts = ", ".join(name.replace("_", " ") for name in formats.quantized)
+    return f", except the quantized weights ({formats.quantized_bits:.3g} bits with their scales: {parts})"
 
 
 def _on_more_devices(torch: Maybe[TorchPass], devices: int) -> Missing | None:
@@ -352,5 +379,5 @@ def _distance(against: tuple[RooflineComparison, ...]) -> Maybe[RooflineDistance
     for entry in reversed(against):
         if not isinstance(entry.roofline, Missing) and not isinstance(entry.times_roofline, Missing):
             times = round(entry.times_roofline, 9)  # so that rounding errors do not cross a threshold
-            return RooflineDistance(times, entry.roofline, entry.peaks.name)
+            return RooflineDistance(times, entry.roofline, entry.peaks.name, entry.peaks.level)
     return Missing("no peak is known to compare with")

@@ -8,20 +8,45 @@ from llm_perf_opt.analysis.limits.roofline import RooflineTime, compute_only_tim
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 
+MEASURED_MARGIN = 1.03
+"""A measured peak is a median with spread, so a stage may exceed it slightly without an error."""
+
 
 def peak_flops(ceilings: Ceilings, dtype: str) -> Maybe[float]:
-    """Return the measured peak of matrix products in a format, in FLOP/s."""
-    return _median(ceilings, f"gemm_{dtype}", f"{dtype} matrix products")
+    """Return the measured peak of matrix products in a format, in FLOP/s.
+
+    A CPU can convert a format that it emulates, or for which the library has no fast kernel, and multiply in fp32: its fp32
+    peak applies if that is higher.
+    """
+    own = _median(ceilings, f"gemm_{dtype}", f"{dtype} matrix products")
+    if isinstance(own, Missing) or not in_fp32(ceilings, dtype):
+        return own
+    return _median(ceilings, "gemm_fp32", "fp32 matrix products")
 
 
-def bandwidth(ceilings: Ceilings) -> Maybe[float]:
-    """Return the measured read bandwidth, in B/s."""
-    return _median(ceilings, "read", "the read bandwidth")
+def in_fp32(ceilings: Ceilings, dtype: str) -> bool:
+    """Return whether the device is a CPU that multiplies fp32 faster than this format."""
+    own, other = (_median(ceilings, f"gemm_{name}", name) for name in (dtype, "fp32"))
+    if ceilings.device_kind != "cpu" or isinstance(own, Missing) or isinstance(other, Missing):
+        return False
+    return own < other
+
+
+def bandwidth(ceilings: Ceilings, level: int | None = None) -> Maybe[float]:
+    """Return the measured read bandwidth of memory, or of a cache level of a CPU, in B/s."""
+    if level is None:
+        return _median(ceilings, "read", "the read bandwidth")
+    return _median(ceilings, f"read_l{level}", f"the read bandwidth of L{level}")
 
 
 def graph_interval_ns(ceilings: Ceilings) -> Maybe[float]:
     """Return the measured time from the start of one tiny kernel to the next in a CUDA graph."""
     return _median(ceilings, "launch_graph", "the interval between kernels in a CUDA graph")
+
+
+def measured_ns(ceilings: Maybe[Ceilings], key: str) -> Maybe[float]:
+    """Return a measured time."""
+    return ceilings if isinstance(ceilings, Missing) else _median(ceilings, key, key)
 
 
 def _median(ceilings: Ceilings, key: str, what: str) -> Maybe[float]:
@@ -42,7 +67,9 @@ class Peaks:
     peak_flops_per_s: Maybe[float]
     bandwidth_bytes_per_s: Maybe[float]
     in_cache: bool = False
-    """Whether the model fits in the cache, so that only compute bounds it."""
+    """Whether the model fits in a cache whose bandwidth is unknown, so that only compute bounds it."""
+    level: str = ""
+    """The cache level that holds the model and that the bandwidth is of, for example L3; empty for memory."""
 
     @property
     def ridge_flops_per_byte(self) -> Maybe[float]:
@@ -55,14 +82,44 @@ class Peaks:
 
 
 def peaks_of(
-    timings: CleanTimings, devices: int, numbers: str, datasheet: Maybe[Hardware], measured: Maybe[Ceilings]
+    timings: CleanTimings,
+    devices: int,
+    numbers: str,
+    datasheet: Maybe[Hardware],
+    measured: Maybe[Ceilings],
+    reached_bytes_per_s: float = 0.0,
 ) -> tuple[Peaks, Peaks]:
-    """Return the datasheet peaks and the measured peaks of all devices together, for a number format."""
+    """Return the datasheet peaks and the measured peaks of all devices together, for a number format.
+
+    `reached_bytes_per_s` is the highest rate of any stage, at which data that is in several cache levels arrived.
+    """
     in_cache = _in_cache(timings, devices)
+    level = (
+        None
+        if isinstance(measured, Missing)
+        else _cache_level(measured, timings.model.weight_bytes / devices, reached_bytes_per_s / devices)
+    )
     return (
         _together(_datasheet_peaks(datasheet, numbers, in_cache), devices),
-        _together(_measured_peaks(measured, numbers, in_cache), devices),
+        _together(_measured_peaks(measured, numbers, in_cache, level), devices),
     )
+
+
+def _cache_level(ceilings: Ceilings, weight_bytes: float, reached_bytes_per_s: float) -> int | None:
+    """Return the smallest cache level that holds the weights, or a faster one if they arrived faster than it delivers.
+
+    Weights slightly larger than a level come partly from it. None: they come from memory, or bandwidths are unknown.
+    """
+    holding = next((cache.level for cache in ceilings.caches if cache.bytes >= weight_bytes), None)
+    known = {}
+    for cache in ceilings.caches:
+        rate = bandwidth(ceilings, cache.level)
+        if holding is not None and cache.level <= holding and not isinstance(rate, Missing):
+            known[cache.level] = rate
+    if holding not in known:
+        return None
+    enough = [level for level, rate in known.items() if rate * MEASURED_MARGIN >= reached_bytes_per_s]
+    return max(enough, default=holding)
 
 
 def _together(peaks: Peaks, devices: int) -> Peaks:
@@ -99,11 +156,16 @@ def _datasheet_peaks(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | 
     return Peaks("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
 
 
-def _measured_peaks(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None) -> Peaks:
+def _measured_peaks(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None, level: int | None) -> Peaks:
     if isinstance(ceilings, Missing):
         return Peaks("measured", ceilings.why, ceilings, ceilings)
     source = f"{ceilings.device_name}, taken {ceilings.taken}"
-    return Peaks("measured", source, peak_flops(ceilings, dtype), in_cache or bandwidth(ceilings), in_cache is not None)
+    if in_fp32(ceilings, dtype):
+        source += f", products in fp32, because it is faster there than {dtype}"
+    peak = peak_flops(ceilings, dtype)
+    if level is not None:
+        return Peaks("measured", f"{source}, weights in L{level}", peak, bandwidth(ceilings, level), level=f"L{level}")
+    return Peaks("measured", source, peak, in_cache or bandwidth(ceilings), in_cache is not None)
 
 
 def best_roofline_time(cost: StageCost, peak_sets: tuple[Peaks, ...]) -> Maybe[tuple[Peaks, RooflineTime]]:

@@ -5,6 +5,8 @@ A missing number is None, and `why` has the reason. The module imports quickly, 
 
 import msgspec
 
+ON_CPU = "CPU"
+"""The device of a trace without device work."""
 OVERLAP = "Savings overlap, so do not add them: what one change saves, another cannot save again."
 
 
@@ -198,6 +200,17 @@ class BudgetLine(msgspec.Struct, frozen=True):
     label: str
     ns: int
     share: float
+    low_ns: int | None = None
+    """The interval of `ns`, if it is an estimate."""
+    high_ns: int | None = None
+
+
+class ComponentTimeLine(msgspec.Struct, frozen=True):
+    """The host time of one component of the model under the profiler, by row of the budget."""
+
+    name: str
+    rows: dict[str, int]
+    ns: int
 
 
 class BudgetTable(msgspec.Struct, frozen=True):
@@ -212,6 +225,8 @@ class BudgetTable(msgspec.Struct, frozen=True):
     rows: list[BudgetLine]
     problems: list[str]
     notes: list[str]
+    components: list[ComponentTimeLine] = msgspec.field(default_factory=list)
+    """Time by component, if the trace of a program on the CPU labels them; profiled, longest first."""
 
 
 class ThroughputLine(msgspec.Struct, frozen=True):
@@ -266,6 +281,8 @@ class Finding(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     throughput: ThroughputLine | None = None
     """For a change that makes no request faster: nothing is saved, and `before_ns` and `after_ns` are a token's share of the
     batch's step."""
+    title: str = ""
+    """The change in a few words, as an imperative; for a finding about trust, what is wrong. Empty: show the headline."""
 
     @property
     def weight_ns(self) -> int:

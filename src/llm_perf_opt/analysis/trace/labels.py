@@ -28,6 +28,8 @@ class Dialect:
     """Whether only labels in this tool's NVTX domain count, because names such as `decode` are common."""
 
 
+_PROFILER_STEP = re.compile(r"ProfilerStep\s*#\d+")
+"""The label that torch.profiler puts around each step of its schedule."""
 _SGLANG_STEP = re.compile(r"step\[(\w+)(?: .*)?\]")
 _ATOM_STEP = re.compile(r"(prefill|decode)\[.*\]")
 _SGLANG_MODES = {
@@ -68,7 +70,7 @@ def dialects() -> tuple[Dialect, ...]:
         *(first for first, *_ in filter(None, labels)),
         *_OTHER_ENGINES,
         *(other for _, *others in filter(None, labels) for other in others),
-        Dialect("profiler_step", by_step(r"ProfilerStep\s*#\d+")),
+        Dialect("profiler_step", by_step(_PROFILER_STEP.pattern)),
     )
 
 
@@ -115,7 +117,8 @@ def _labels(trace: Trace, stages: TraceStages) -> tuple[Int64, Int64, list[str]]
     marks = np.zeros(len(ranges), np.bool_)
     marks[stages.instances.range[stages.instances.range != NONE]] = True
     stage_names = distinct(ranges.name[marks].astype(np.int64), len(trace.names))
-    rows = np.flatnonzero(~marks & ~matching(trace, ranges.name, MODULE_LABEL.fullmatch) & ~np.isin(ranges.name, stage_names))
+    others = matching(trace, ranges.name, MODULE_LABEL.fullmatch) | matching(trace, ranges.name, _PROFILER_STEP.fullmatch)
+    rows = np.flatnonzero(~marks & ~others & ~np.isin(ranges.name, stage_names))
     domain, name = (column[rows].astype(np.int64) for column in (ranges.domain, ranges.name))
     domains, labels = different_pairs(domain, name)
     width = len(trace.names) + 1

@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, exact_
 from llm_perf_opt.analysis.trace.stage_instances import Instances, TraceStages
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.core.records import Maybe, Missing, OperatorRow, StageActivity
-from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.stages import PROFILER_OPERATORS, Stage
 from llm_perf_opt.traces.events import Int64, Trace, different, different_pairs
 from llm_perf_opt.traces.nesting import NONE, Nesting, lanes_of, nest
 from llm_perf_opt.traces.projection import Bool
@@ -22,12 +22,12 @@ def host_table(trace: Trace, stages: TraceStages) -> HostTable:
     every = np.arange(len(table))
     found = []
     for name in stages.names:
-        instances = _labeled(trace, stages, name)
+        instances = labeled_instances(trace, stages, name)
         found.append(_stage(trace, name, instances, label_lane[instances.range], lane, nesting))
     return HostTable(_operators(trace, nesting, every), found)
 
 
-def _labeled(trace: Trace, stages: TraceStages, name: str) -> Instances:
+def labeled_instances(trace: Trace, stages: TraceStages, name: str) -> Instances:
     """Return the stage's instances, each with a label on its thread; one without its own has that of its first inner one."""
     every = stages.instances
     rows = stages.rows_of(name)
@@ -67,6 +67,7 @@ def _operators(trace: Trace, nesting: Nesting, rows: Int64) -> list[HostOperator
     lines = [
         HostOperatorLine(name, calls, self_ns, total_ns, self_ns / whole if whole else 0.0)
         for name, calls, self_ns, total_ns in times
+        if not name.startswith(PROFILER_OPERATORS)
     ]
     return sorted(lines, key=lambda line: (-line.self_ns, -line.total_ns, line.name))
 

@@ -1,7 +1,7 @@
 """A torch.profiler trace (Chrome JSON) of any torch version and size → `Trace`. Memory holds the columns, not the file."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.traces.events import DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
+from llm_perf_opt.core.stages import PART_LABEL
+from llm_perf_opt.traces.events import NO_NAME, DeviceWork, HostCalls, Operators, RangeKind, Ranges, Trace, TraceProblem
 from llm_perf_opt.traces.packed import PackedFile
 from llm_perf_opt.traces.torch_json import problems
 from llm_perf_opt.traces.torch_json.array_reader import ArrayReader
@@ -37,11 +38,28 @@ def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
 
 def _trace(columns: TorchColumns, events: int, around: Surroundings, file_problems: list[TraceProblem]) -> Trace:
     work, calls = columns.table(DeviceWork), columns.table(HostCalls)
-    operators, ranges = columns.table(Operators), columns.table(Ranges)
+    operators, ranges = _with_component_labels(columns.table(Operators), columns.table(Ranges), columns.names)
     work = replace(work, process=_processes(work, calls))
     trace = Trace("torch", columns.names, work, calls, ranges, operators, facts=_facts(events, around))
     found = [*file_problems, *_content_problems(events, columns, trace), *problems.notices(around.after)]
     return replace(trace, problems=tuple(found))
+
+
+def _with_component_labels(operators: Operators, ranges: Ranges, names: Sequence[str]) -> tuple[Operators, Ranges]:
+    """Return the labels of a model's components as ranges: torch records a fast label as an operator."""
+    label = np.array([name.startswith(PART_LABEL) for name in names] + [False], np.bool_)
+    mine = label[operators.name]
+    if not mine.any():
+        return operators, ranges
+    rows = operators.rows(mine)
+    every = {name: np.concatenate([column, _as_ranges(rows, name, column)]) for name, column in ranges.columns().items()}
+    order = np.lexsort((-every["end_ns"], every["start_ns"]))
+    return operators.rows(~mine), Ranges(**{name: column[order] for name, column in every.items()})
+
+
+def _as_ranges(rows: Operators, name: str, like: Any) -> Any:
+    fixed = {"domain": NO_NAME, "kind": RangeKind.PUSH_POP}
+    return np.full(len(rows), fixed[name], like.dtype) if name in fixed else getattr(rows, name).astype(like.dtype)
 
 
 @contextmanager
