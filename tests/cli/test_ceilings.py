@@ -29,7 +29,9 @@ def test_measure_then_find_again(cache: Path) -> None:
     assert "measured now" in first.stdout
     for label in ("GEMM fp32", "read bandwidth", "copy bandwidth", "GEMV bandwidth", "host time per operator"):
         assert label in first.stdout
-    assert "the run is on the CPU" in first.stdout
+    for group in ("Matrix products", "Bandwidth", "Number of threads", "Calls and launches"):
+        assert group in first.stdout
+    assert "the run is on the CPU" not in first.stdout  # what only a GPU has is left out
     assert "ceilings: measuring" in first.stderr
     assert list((cache / "tmp").iterdir()) == []  # neither log nor result is left behind
 
@@ -40,7 +42,9 @@ def test_measure_then_find_again(cache: Path) -> None:
     assert shown["cached"] or "Not cached" in first.stdout  # another process may have been busy
     assert 0 <= shown["age_s"] < 120
     rows = {row["key"]: row for row in shown["ceilings"]["rows"]}
-    assert set(rows["gemm_fp32"]) == {"key", "label", "unit", "value", "how", "conditions"}
+    assert set(rows["gemm_fp32"]) == {
+        "key", "label", "unit", "value", "how", "conditions", "instructions", "native", "work",
+    }  # fmt: skip
     assert rows["gemm_fp32"]["value"]["median"] > 0
     assert rows["sync"]["value"] == {"why": "the run is on the CPU"}
 

@@ -21,7 +21,7 @@ from llm_perf_opt.core.run_folder import RunFolder, write_record
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
 COMMANDS = [line for block in re.findall(r"```\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines()]
 SMALL = (
-    "profiling=none", "hardware.cpu_threads=1", "runtime.num_new_tokens=4", "runtime.prompt_tokens=8", "runtime.min_repeats=6",
+    "profiling=none", "hardware.threads=1", "runtime.num_new_tokens=4", "runtime.prompt_tokens=8", "runtime.min_repeats=6",
     "runtime.max_repeats=8", "runtime.max_warmup=5",
 )  # fmt: skip
 NONE = "not distinguishable"

@@ -15,14 +15,16 @@ from chromium import Chromium, find_chromium
 from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import CaptureError, ConfigError, ParseError
-from llm_perf_opt.core.records import SCHEMA, CleanTimings, Missing, TextUse, WeightFacts
+from llm_perf_opt.core.records import SCHEMA, CleanTimings, Missing, TextUse
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record, write_whole
 from llm_perf_opt.core.warnings import WarningId
+from llm_perf_opt.core.weight_records import WeightFacts
 from llm_perf_opt.report.html import _environment
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
+from whole_runs import whole_run
 
 
 def a_run(path: Path, name: str = "tiny") -> RunFolder:
@@ -72,6 +74,16 @@ def test_every_page_of_a_run_is_made(tmp_path: Path) -> None:
     assert "![Roofline](roofline.svg)" in folder.summary_file.read_text()
     assert folder.waterfall_file.read_text().startswith("<svg")
     assert folder.roofline_file.read_text().startswith("<svg")
+
+
+def test_it_ends_with_where_the_time_goes_and_what_to_do(tmp_path: Path) -> None:
+    folder = whole_run(tmp_path / "run")
+    last = report(str(folder.path)).splitlines()[-24:]
+    assert last[-2:] == [f"report: {folder.page_file}", f"next:   llm-perf advise {folder.path} --verify"]
+    begin = next(place for place, line in enumerate(last) if line.startswith("tiny ("))
+    places = [next(n for n, line in enumerate(last) if line.startswith(words)) for words in ("Where the time", "What to change")]
+    assert begin < places[0] < places[1]
+    assert len(last[places[0] : places[1]]) <= 8, "two lines of heading, five rows and an empty line"
 
 
 @pytest.mark.parametrize("text", ["model: 3", "- x", ""])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from builders import manifest
+from builders import manifest, run_analysis
 from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.advise import advise
 from llm_perf_opt.cli.signals import graceful_exit
@@ -107,16 +107,14 @@ def test_a_closed_terminal_ends_a_sweep_at_its_point(
 
 
 def test_a_closed_terminal_ends_the_trying_of_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Analysis:
-        warnings = ()
-
     class Finding:
         pass
 
     def tried(*_: Any, **__: Any) -> Any:
         signalled(signal.SIGHUP)
 
-    monkeypatch.setattr("llm_perf_opt.workflows.advise.findings_of", lambda path: (RunReader(RunFolder(path)), Analysis(), []))
+    found = run_analysis()
+    monkeypatch.setattr("llm_perf_opt.workflows.advise.findings_of", lambda path: (RunReader(RunFolder(path)), found, []))
     monkeypatch.setattr("llm_perf_opt.workflows.advise.to_try", lambda found, top: [Finding()])
     monkeypatch.setattr("llm_perf_opt.workflows.advise.verify", tried)
     with pytest.raises(HungUp):

@@ -22,6 +22,7 @@ ROWS = (
 CEILINGS = Ceilings(
     "cuda", "NVIDIA H200", "GPU-1", "580.95", "2.11.0", 16, TAKEN.isoformat(), 9.0, 7.25, ("before measuring: 92 W",), ROWS
 )
+GROUPS = ("Matrix products", "Bandwidth", "Number of threads", "Linear layers of the model", "Calls and launches")
 FOUND = FoundCeilings(CEILINGS, True, "/cache/ab.json", ("something to know.",))
 
 
@@ -32,18 +33,42 @@ def test_the_table() -> None:
         "\n"
         "- before measuring: 92 W\n"
         "\n"
-        "quantity                            median  95 % interval      IQR        n  how\n"
-        "GEMM bf16                    796.0 TFLOP/s  796.0 – 796.0    0.0 %        9  8192×8192×8192 [SM 1980 MHz, 92 W]\n"
-        "GEMM fp32                    240.0 GFLOP/s  230.0 – 250.0    8.3 %        9  1024×1024×1024\n"
-        "GEMM fp8                           n/a (a)        n/a (a)  n/a (a)  n/a (a)  n/a (a)\n"
-        "read bandwidth                  4,348 GB/s  4,348 – 4,348    0.0 %        9  sum of 1024 MiB\n"
-        "kernel interval, CUDA graph         917 ns      917 – 917    0.0 %        9  one graph\n"
+        "Matrix products\n"
+        "quantity          median  95 % interval      IQR        n  how\n"
+        "GEMM bf16  796.0 TFLOP/s  796.0 – 796.0    0.0 %        9  8192×8192×8192 [SM 1980 MHz, 92 W]\n"
+        "GEMM fp32  240.0 GFLOP/s  230.0 – 250.0    8.3 %        9  1024×1024×1024\n"
+        "GEMM fp8         n/a (a)        n/a (a)  n/a (a)  n/a (a)  n/a (a)\n"
         "n/a (a): compute capability 8.0 has none\n"
-        "IQR: interquartile range, in percent of the median. The interval is that of the median.\n"
         "\n"
+        "Bandwidth\n"
+        "quantity            median  95 % interval    IQR  n  how\n"
+        "read bandwidth  4,348 GB/s  4,348 – 4,348  0.0 %  9  sum of 1024 MiB\n"
+        "\n"
+        "Calls and launches\n"
+        "quantity                     median  95 % interval    IQR  n  how\n"
+        "kernel interval, CUDA graph  917 ns      917 – 917  0.0 %  9  one graph\n"
+        "\n"
+        "IQR: interquartile range, in percent of the median. The interval is that of the median.\n"
         "cached in /cache/ab.json\n"
         "note: something to know.\n"
     )
+
+
+def test_a_cpu_has_groups_for_threads_and_the_model_and_no_rows_of_a_gpu() -> None:
+    rows = (
+        CeilingRow("gemm_bf16", "GEMM bf16", "FLOP/s", summarize([6e9] * 9), "512×512×512", "", "AVX2", False),
+        CeilingRow("threads_2_gemv", "GEMV fp32, 2 threads", "B/s", summarize([30e9] * 9), "mv"),
+        CeilingRow("model_gemm_fp32", "prefill", "ns", summarize([2e9] * 9), "linear", "", "AVX2", True, 100e9),
+        CeilingRow("threads_2_model_gemv", "decode, 2 threads", "ns", summarize([2e6] * 9), "linear", work=60e6),
+        CeilingRow("sync", "synchronize", "ns", Missing("the run is on the CPU"), ""),
+    )
+    lines = ceilings_text(replace(FOUND, ceilings=replace(CEILINGS, device_kind="cpu", rows=rows)), TAKEN).splitlines()
+    assert [line for line in lines if line in GROUPS] == ["Matrix products", "Number of threads", "Linear layers of the model"]
+    shown = "\n".join(lines)
+    assert "GEMM bf16 (AVX2, emulated)" in shown
+    assert "linear: 50.00 GFLOP/s" in shown
+    assert "linear: 30.00 GB/s" in shown
+    assert "synchronize" not in shown
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from llm_perf_opt.report.charts import (
     waterfall_chart,
     wrapped,
 )
-from llm_perf_opt.report.document import Items
-from llm_perf_opt.report.findings import finding_blocks, findings_of, gist_items
+from llm_perf_opt.report.document import Advice, AdviceCards
+from llm_perf_opt.report.findings import finding_blocks, findings_of
 from llm_perf_opt.report.svg import roofline_svg
 from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
 from pages import full_analysis, readings, sweep_entries
@@ -76,13 +76,17 @@ def test_without_a_trace_the_budget_is_floor_and_rest() -> None:
 def test_findings_say_what_they_save_and_what_to_try() -> None:
     found = findings_of(full_analysis())
     assert not isinstance(found, Missing)
-    items = finding_blocks(found)[0]
-    assert isinstance(items, Items)
-    assert items.items[0].head == "[f0] Finding 0: one. There is more to it."
-    assert items.items[0].text == "saves about 9.00 ms per token (0 – 9.00 ms) (high confidence: one)"
-    assert items.items[0].details == ["one", "try: one"]
-    gist = gist_items(found, None).items[0]
-    assert gist.text.startswith("Finding 0: one. See below")
+    cards = finding_blocks(found)[0]
+    assert isinstance(cards, AdviceCards)
+    assert cards.cards[0] == Advice(
+        id="f0",
+        title="Finding 0: one.",
+        effect="saves about 9.00 ms per token",
+        within="0 – 9.00 ms",
+        request="high confidence",
+        change="one",
+        details=["There is more to it.", "one", "high confidence: one"],
+    )
 
 
 def test_the_roofline_has_stages_parts_and_counted_kernels() -> None:

@@ -64,7 +64,9 @@ def test_every_table_of_the_page_is_in_the_markdown_with_equal_cells(analysis: R
     page, text = html_tables(render_html(document)), read(render_markdown(document))
     assert len(page) == len(document.tables)
     assert [[[flat(one) for one in row] for row in table] for table in text.tables] == page
-    for table in document.tables:
+    for table in (whole.shown for whole in document.tables):
+        for why in table.dropped:
+            assert flat(why) in flat(text.text)
         for mark, why in table.marked_reasons:
             assert f"n/a ({mark}): {flat(why)}" in flat(text.text)
 
@@ -90,10 +92,12 @@ def test_a_missing_value_is_marked_once_per_table() -> None:
     table = Table("t", "T", [Column("a"), *numbers("b", "c")], foot="The foot.")
     table.add("x", cell(Missing("no <b>"), str), cell(3, lambda value: f"{value} ms"))
     table.add("y", cell(Missing("no <b>"), str), cell(Missing("other"), str))
-    assert [[one.text + one.note for one in row] for row in table.rows] == [["x", "n/aa", "3 ms"], ["y", "n/aa", "n/ab"]]
+    table.add("z", cell(4, str), cell(Missing("other"), str))
+    marked = [[one.text + one.note for one in row] for row in table.rows]
+    assert marked == [["x", "n/aa", "3 ms"], ["y", "n/aa", "n/ab"], ["z", "4", "n/ab"]]
     assert table.rows[0][2].order == 3.0
     page = read(render_markdown(Document("x", "", "", [Section("s", "S", [table])])))
-    assert page.tables == [[["a", "b", "c"], ["x", "n/a (a)", "3 ms"], ["y", "n/a (a)", "n/a (b)"]]]
+    assert page.tables == [[["a", "b", "c"], ["x", "n/a (a)", "3 ms"], ["y", "n/a (a)", "n/a (b)"], ["z", "4", "n/a (b)"]]]
     assert "n/a (a): no <b>\n" in page.text
     assert "n/a (b): other\n" in page.text
     assert table_text(table).splitlines() == [
@@ -101,10 +105,57 @@ def test_a_missing_value_is_marked_once_per_table() -> None:
         "a        b        c",
         "x  n/a (a)     3 ms",
         "y  n/a (a)  n/a (b)",
+        "z        4  n/a (b)",
         "n/a (a): no <b>",
         "n/a (b): other",
         "The foot.",
     ]
+
+
+def sparse(*rows: tuple[Cell | Missing | str, ...]) -> Table:
+    table = Table("t", "T", [Column("a"), *numbers("b", "c", "d")], foot="The foot.")
+    for row in rows:
+        table.add(*row)
+    return table
+
+
+def test_a_column_without_a_value_becomes_a_note() -> None:
+    none, other = Missing("too few <values>"), Missing("other")
+    table = sparse(("x", none, other, "1"), ("y", none, "2", none), ("z", none, "", "3"))
+    kept = table.shown
+    assert [column.name for column in kept.columns] == ["a", "c", "d"]
+    assert [[one.text + one.note for one in row] for row in kept.rows] == [
+        ["x", "n/ab", "1"], ["y", "2", "n/aa"], ["z", "", "3"],
+    ]  # fmt: skip
+    assert kept.reasons == ["too few <values>", "other"]
+    assert kept.dropped == ["b: n/a: too few <values>"]
+    assert len(table.columns) == 4, "the table itself keeps it"
+    document = Document("x", "", "", [Section("s", "S", [table])])
+    assert html_tables(render_html(document)) == read(render_markdown(document)).tables
+    for text in (html.unescape(render_html(document)), read(render_markdown(document)).text, table_text(table)):
+        assert "b: n/a: too few <values>" in text
+
+
+def test_columns_that_are_missing_for_the_same_reason_share_a_note() -> None:
+    none = Missing("on a CPU")
+    assert sparse(("x", "1", none, none), ("y", "2", none, "")).shown.dropped == ["c, d: n/a: on a CPU"]
+
+
+def test_a_row_without_any_value_does_not_keep_a_column() -> None:
+    """Its reason is in another column; the column is dropped for the reason of the other rows."""
+    few, untimed = Missing("3 values"), Missing("not timed")
+    table = sparse(("x", "1", few, "n"), ("y", untimed, untimed, "n"))
+    assert table.shown.dropped == ["c: n/a: 3 values"]
+    assert table.shown.reasons == ["not timed"]
+
+
+def test_a_table_keeps_its_columns_if_none_would_be_left_or_the_reasons_are_many() -> None:
+    bare = sparse(("x", Missing("1"), Missing("1"), Missing("1")))
+    assert bare.shown is bare
+    many = sparse(*[(str(number), "1", Missing(f"reason {number}"), "2") for number in range(4)])
+    assert many.shown is many
+    empty = sparse(("x", "", "1", "2"))
+    assert empty.shown is empty, "nothing is missing in an empty column"
 
 
 def test_a_link_leads_next_to_the_page_in_both() -> None:

@@ -1,15 +1,17 @@
 """Budgets and findings in the report: names are data, what is missing says why."""
 
+from dataclasses import replace as altered
+
 import pytest
 from msgspec.structs import replace
 
 from builders import HOSTILE_NAMES, MS, run_analysis
 from evidence_builders import evidence, stage_evidence
-from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding, saving_of, without_overrides
+from llm_perf_opt.analysis.findings.finding import Grounds, Saving, ToTry, finding, saving_of, without_overrides
 from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, GpuTotals, ThroughputLine, TraceAnalysis
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.findings import advice_text, finding_blocks, finding_sentences, findings_of
+from llm_perf_opt.report.findings import advice_text, elsewhere_sentences, finding_blocks, findings_of, request_words, source_of
 from llm_perf_opt.report.run_document import budget_blocks
 from llm_perf_opt.report.trace_document import trace_text
 from markdown_reader import read
@@ -44,18 +46,18 @@ def test_names_are_data(name: str) -> None:
 
 def test_the_report_and_the_summary_hold_both_sections() -> None:
     analysis = run_analysis(trace=document())
-    assert {"Where the time goes", "Findings", "What to change first"} <= set(read(report(analysis)).headings)
-    assert "What to change first: It is a kernel." in stakeholder_summary(analysis)
+    assert {"Where the time goes", "What to change first", "1. It is a kernel."} <= set(read(report(analysis)).headings)
+    assert {"What to change first", "1. It is a kernel."} <= set(read(stakeholder_summary(analysis)).headings)
 
 
-def test_the_summary_says_what_the_change_saves() -> None:
-    (said,) = finding_sentences(document())
-    assert "Try runtime.cache=static: this saves about 500 µs per token (0 – 1.00 ms)." in said
+def test_the_summary_says_what_the_change_saves_and_how_to_make_it() -> None:
+    page = read(stakeholder_summary(run_analysis(trace=document())))
+    assert "Saves about 500 µs per token (0 – 1.00 ms)" in page.text
+    assert "runtime.cache=static " in page.fences[0]
+    assert "row of a kernel" not in page.text, "the details are in the report"
     words = document()
     in_words = replace(words, findings=[replace(words.findings[0], overrides=[], to_try="Do it otherwise.")])
-    assert "What to do: Do it otherwise. The change would save about 500 µs per token" in finding_sentences(in_words)[0]
-    of_several = replace(words, findings=[replace(words.findings[0], overrides=[], to_try="Do this. No setting does it.")])
-    assert " What to do: Do this. No setting does it. The change would save about 500 µs" in finding_sentences(of_several)[0]
+    assert "Do it otherwise." in stakeholder_summary(run_analysis(trace=in_words))
 
 
 def test_the_summary_says_what_that_is_of_a_request_and_why_it_is_not_of_the_longest_stage() -> None:
@@ -65,26 +67,25 @@ def test_the_summary_says_what_that_is_of_a_request_and_why_it_is_not_of_the_lon
     of_prefill = replace(of_decode, stage="prefill", unit="prefill", units=1, wall_ns=10 * MS)
     made = replace(made, budgets=[of_prefill, of_decode])
     shares = {"prefill": 0.1, "decode": 0.9}
-    (said,) = finding_sentences(made, shares)
-    assert said.endswith("That is about 22 % of a request, with low confidence.")  # 0.5 of 2 ms per token; decode is 90 %
+    source = altered(source_of(run_analysis(trace=made)), shares=shares)
+    assert request_words(decode, source) == "5.00 ms per request (about 22 % of it)"  # 0.5 of 2 ms per token; decode is 90 %
     prefill = replace(decode, stage="prefill", saving_per="prefill", units=1, saving_ns=5 * MS)
-    (alone,) = finding_sentences(replace(made, findings=[prefill]), shares)
-    assert "That is about 5 % of a request, with low confidence. For decode, where most of the time goes, no rule found" in alone
-    (little,) = finding_sentences(replace(made, findings=[replace(prefill, saving_ns=MS // 2)]), shares)
-    assert "That is less than 1 % of a request" in little
+    assert request_words(prefill, source) == "5.00 ms per request (about 5 % of it)"
+    assert "less than 1 % of it" in request_words(replace(prefill, saving_ns=MS // 2), source)
+    assert request_words(decode, altered(source, shares={})) == ""
+    (alone,) = elsewhere_sentences([prefill], shares)
+    assert alone.startswith("For decode, where most of the time goes, no rule found")
     of_none = replace(decode, kind="throughput")
-    (other,) = finding_sentences(replace(made, findings=[prefill, of_none, decode]), shares)
-    assert other.endswith("The largest saving in decode is finding 3 of the report.")
-    assert finding_sentences(made) == finding_sentences(made, {"profile": 1.0})
-    assert "The largest saving in" not in stakeholder_summary(run_analysis(trace=replace(made, findings=[prefill])))
+    assert elsewhere_sentences([prefill, of_none, decode], shares) == ["The largest saving in decode is finding 3 of the report."]
+    assert elsewhere_sentences([decode, prefill], shares) == []
+    assert elsewhere_sentences([prefill], {"profile": 1.0}) == []
 
 
 def test_what_is_missing_says_why() -> None:
     none = Missing("no pass left a trace")
     page = read(report(run_analysis(trace=none))).text
-    for what in ("Budget:", "Findings:", "What to change first:"):
+    for what in ("Budget:", "Findings:"):
         assert f"{what} n/a: no pass left a trace" in page
-    assert finding_sentences(none) == []
     assert advice_text([]).startswith("No findings")
 
 
@@ -92,7 +93,7 @@ def test_the_terminal_gives_the_change_in_words_beside_the_overrides() -> None:
     """Whoever brought a trace of another program has no use for overrides of this one."""
     change = ToTry(("runtime.compile=default",), "Compile the step.")
     grounds = Grounds((), "low", "a guess")
-    found = finding("launch_bound_decode", ("decode", 1), ("It waits.",), grounds, Missing("not known"), change)
+    found = finding("launch_bound_decode", ("decode", 1), ("It waits.",), grounds, Saving(1, 0, 2, "token"), change)
     text = advice_text([found])
     assert "try: runtime.compile=default" in text
     assert "in other programs: Compile the step." in text
@@ -113,12 +114,12 @@ def test_what_was_tried_stands_in_every_report() -> None:
     analysis = run_analysis(trace=document(), verified=TRIED)
     page = "".join(char for char in run_page(analysis, Missing("none"), Missing("none")))
     for text in (stakeholder_summary(analysis), report(analysis), page):
-        assert "some_rule" in text.replace("\\", "")
         assert "10.00 ms" in text
         assert "2.000 ms" in text, "as measured"
         assert "1.000 ms" in text, "as predicted"
         assert "it did not fit" in text
-    assert "Tried some" not in stakeholder_summary(run_analysis(trace=document()))
+    assert all("some_rule" in text.replace("\\", "") for text in (report(analysis), page))
+    assert "Tried" not in stakeholder_summary(run_analysis(trace=document()))
 
 
 def test_throughput_is_no_saving() -> None:
@@ -136,4 +137,4 @@ def test_throughput_is_no_saving() -> None:
         assert "52.63 tokens/s at batch 1" in " ".join(text.split())
         assert "400.0" in text
         assert "20.00 ms" in text, "how long a token takes at that batch"
-    assert finding_sentences(made) == [], "it is nothing to change first for a request"
+    assert elsewhere_sentences(made.findings, {"decode": 1.0}) == [], "it makes no request faster"

@@ -12,7 +12,6 @@ from llm_perf_opt.analysis.sweep import pareto_front, sweep_rows
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.html import MOST_BYTES
 from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernels_table
-from llm_perf_opt.report.run_document import TOP_FINDINGS
 from llm_perf_opt.report.sweep import SweepReport
 from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
 from markdown_reader import read, uneven_tables
@@ -31,20 +30,20 @@ def test_every_section_is_there_and_is_linked() -> None:
     source = run_page(full_analysis(), readings(), NONE)
     ids = re.findall(r'<section id="([^"]+)"', source)
     assert ids == re.findall(r'<li><a href="#([^"]+)"', source)
-    assert ids[:6] == ["summary", "findings", "budget", "timings", "limits", "kernel-list"]
-    assert ids[6:] == ["operator-list", "tree", "telemetry", "environment", "assumptions", "definitions", "repeat"]
+    assert ids[:7] == ["summary", "findings", "budget", "warnings", "timings", "limits", "kernel-list"]
+    assert ids[7:] == ["operator-list", "tree", "telemetry", "environment", "assumptions", "definitions", "repeat"]
     assert len(source.encode()) < MOST_BYTES
     every = re.findall(r' id="([^"]+)"', re.sub(r"<script>.*?</script>", "", source, flags=re.S))
     assert len(every) == len(set(every)), "an id twice"
 
 
-def test_the_first_screen_has_verdicts_budget_and_three_findings() -> None:
+def test_the_first_screen_has_figures_budget_and_findings() -> None:
     source = run_page(full_analysis(), readings(), NONE)
-    first = visible(source[source.index('<section id="summary"') : source.index('<section id="findings"')])
-    assert "Decode is" in first
-    assert "Where the time goes: decode, 10.00 ms per token" in first
-    assert first.count("Finding ") == TOP_FINDINGS
-    assert "1 more is below" in first
+    first = visible(source[source.index('<section id="summary"') : source.index('<section id="budget"')])
+    assert "× roofline" in first
+    assert "decode, 10.00 ms per token" in first
+    assert "launch gaps 6.000 ms 60.0 %" in first
+    assert first.count("saves about") == 4
 
 
 def test_every_metric_shown_is_defined() -> None:
@@ -65,7 +64,7 @@ def test_missing_parts_say_why() -> None:
 
 def test_a_failed_run_says_so_first() -> None:
     page = visible(run_page(empty_analysis("killed"), NONE, NONE))
-    assert page.index("This run is failed: killed Try a smaller model.") < page.index("Summary Findings")
+    assert page.index("This run is failed: killed Try a smaller model.") < page.rindex("What to change first")
     assert "None" not in page
 
 

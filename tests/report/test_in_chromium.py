@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as altered
 
 from builders import HOSTILE_NAMES, clean_timings, empty_analysis, iteration, run_analysis, workload
 from chromium import Chromium
@@ -18,7 +19,7 @@ from llm_perf_opt.core.terminal import visible
 from llm_perf_opt.core.units import FLOP_RATE
 from llm_perf_opt.report.html import MOST_BYTES
 from llm_perf_opt.report.sweep import SweepReport
-from pages import full_analysis, readings, sweep_entries
+from pages import full_analysis, readings, sweep_entries, trace_analysis
 from rendered import comparison_html, run_page, sweep_page
 
 NO_REGIONS = Missing("no timeline")
@@ -126,6 +127,29 @@ def test_nothing_is_wider_than_the_window_and_text_can_be_read(
     assert abs(text - ground) > 120
     assert abs(tick - ground) > 120
     assert (ground < 128) == (scheme == "dark")
+
+
+def test_the_first_screen_ends_with_what_to_change(chromium: Chromium, run_file: Path) -> None:
+    browser = opened(chromium, run_file)
+    boxes = [browser.box(selector) for selector in (".cards", ".bar .stack", ".advice > li:first-child .effect")]
+    assert [box["y"] for box in boxes] == sorted(box["y"] for box in boxes)
+    assert boxes[-1]["y"] + boxes[-1]["height"] < 800
+    widths = browser.ask("[...document.querySelectorAll('#bar-0 .stack span')].map(part => part.getBoundingClientRect().width)")
+    assert widths[2] / sum(widths) == pytest.approx(0.6, abs=0.02), "launch gaps are 60 %"
+    assert len(set(browser.ask("[...document.querySelectorAll('#bar-0 .legend i')].map(i => i.style.background)"))) == 4
+
+
+def test_a_command_can_be_copied(chromium: Chromium, tmp_path: Path) -> None:
+    made = trace_analysis()
+    findings = [altered(made.findings[0], title="Do it", overrides=["runtime.cache=static"])]
+    path = tmp_path / "report.html"
+    path.write_text(run_page(full_analysis(trace=altered(made, findings=findings))), encoding="utf-8")
+    browser = opened(chromium, path)
+    assert "runtime.cache=static" in browser.ask("document.querySelector('.command code').textContent")
+    browser.ask("document.querySelector('.command button').click()")
+    browser.until("['Copied', 'Selected'].includes(document.querySelector('.command button').textContent)")
+    assert not browser.ask("document.querySelector('.advice details').open")
+    assert browser.requests == [path.resolve().as_uri()]
 
 
 def cut_off(browser: Chromium, chart: str, texts: str) -> list[str]:

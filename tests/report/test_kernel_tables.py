@@ -46,15 +46,14 @@ def test_the_page_shows_every_kernel_with_its_counters(stages: tuple[StageKernel
     assert "137,438,953,472 FLOP | 137,438,953,472 FLOP" in page
     assert "counters for 100.0 % of it." in page
     assert "by name, from launches with another grid" in page
-    assert "| prefill | ≥ 4.31 % | n/a" in page
+    assert "| prefill | ≥ 4.31 % |" in page
     assert "× 1.05" in page
-    assert "n/a (c): no clean pass" in page
+    assert re.search(r"n/a \(\w\): no clean pass", page)
     head = next(row for row in rows if "384x8" in row[1] and row[2] == "8")
     assert head[6:8] == ["34.94 TFLOP/s", "4,449 GB/s"]
     assert re.search(r"† For \d+ of \d+ kernels", page)
     assert escape("sm__ops_path_tensor_src_fp8.sum") in page
-    widths = {len(row) for row in rows}
-    assert widths == {18}
+    assert len({len(row) for row in rows}) == 1
 
 
 def test_names_are_data(stages: tuple[StageKernels, ...]) -> None:
@@ -62,14 +61,15 @@ def test_names_are_data(stages: tuple[StageKernels, ...]) -> None:
     page = kernels_page(kernel_table([nasty], {}, HOPPER))
     assert "<script>" not in page.replace("\\<script", "")
     assert "\n# big" not in page
-    assert {len(row) for row in tables(page) if row[0].strip().isdigit()} == {18}
+    assert {len(row) for row in tables(page) if row[0].strip().isdigit()} == {6}, "without those of the counters"
     assert all("<" not in line.replace("\\<", "") for line in kernels_page(stages).splitlines())
 
 
 def test_without_counters_the_page_says_why() -> None:
     page = kernels_page(kernel_table(traced_uses(), {"decode": Missing("ncu is not on this machine")}, HOPPER))
     assert "counters n/a: ncu is not on this machine." in page
-    assert "n/a (a): ncu is not on this machine" in page
+    assert re.search(r"FLOP/s; .*: n/a: ncu is not on this machine", page)
+    assert "| n/a" not in page, "columns without a value are left out"
     assert "**Counter self-test:** n/a: no counters were read" in page
     assert "HFU" not in page
 

@@ -31,7 +31,7 @@ def advise(
     note_debug(debug)
     from llm_perf_opt.cli.progress import progress_for
     from llm_perf_opt.core.errors import ConfigError
-    from llm_perf_opt.report.findings import advice_text, trials_text, verification_json
+    from llm_perf_opt.report.findings import advice_text, source_of, trials_text, verification_json
     from llm_perf_opt.workflows.advise import findings_of, to_try
     from llm_perf_opt.workflows.advise import verify as try_findings
 
@@ -46,11 +46,11 @@ def advise(
             verification = None if tried is None else verification_json(tried)
             print_json({"run": str(run.folder.path), "findings": findings, "verification": verification})
         else:
-            sys.stdout.write(advice_text(findings) + (trials_text(tried) if tried and tried.trials else ""))
+            sys.stdout.write(advice_text(findings, source_of(analysis)) + (trials_text(tried) if tried and tried.trials else ""))
         return
     chosen = to_try(findings, top)
     if not as_json:
-        sys.stdout.write(advice_text(findings))
+        sys.stdout.write(advice_text(findings, source_of(analysis)))
     if not chosen:
         print("note: no finding is a configuration change with a predicted saving; nothing to try", file=sys.stderr)
         print_json({"run": str(run.folder.path), "findings": findings, "verification": None}) if as_json else None

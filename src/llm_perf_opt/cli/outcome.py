@@ -38,32 +38,27 @@ def _stage_key(stage: "StageTiming") -> str:
 
 
 def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
-    """Print figures, warnings and the path of the report; `images` are the PNG files, or why there are none."""
-    from llm_perf_opt.analysis.metrics import METRICS
-    from llm_perf_opt.core.records import Distribution, Missing
-    from llm_perf_opt.report.run_tables import what_ran
-    from llm_perf_opt.report.text import known_within, with_unit
+    """Print inputs and warnings, then a summary of one screen that ends with the report and what to do next.
 
-    if analysis is not None:
-        if not isinstance(analysis.timings, Missing):
-            print(what_ran(analysis.timings))
-        for note in analysis.inputs:
-            print(f"- {note.text}")
-        shown = {metric.key for metric in METRICS if metric.headline}
-        for metric in analysis.metrics:
-            if isinstance(metric.value, Distribution) and metric.key in shown:
-                value = metric.value
-                words = f"{with_unit(value.median, metric.unit)}  ({known_within(value, metric.unit)})"
-                print(f"{metric.label:<32} {words}")
-        for warning in analysis.warnings:
-            print("warning:", indented(warning.text))
+    `images` are the PNG files, or why there are none.
+    """
+    from llm_perf_opt.core.records import Missing
+    from llm_perf_opt.report.overview import next_command, overview_text
+
+    for note in analysis.inputs if analysis else ():
+        print(f"- {note.text}")
+    for warning in analysis.warnings if analysis else ():
+        print("warning:", indented(warning.text))
     if isinstance(images, Missing) and folder.waterfall_file.exists():
         print(f"images: SVG only, PNG n/a: {images.why}")
+    summary = overview_text(analysis) if analysis else ""
+    if summary:
+        print(f"\n{summary}\n")
     written = next((path for path in (folder.page_file, folder.report_file) if path.exists()), None)
-    if written:
-        print(f"report: {written}")
-    else:
-        print(f"run: {folder.path}")
+    print(f"report: {written}" if written else f"run: {folder.path}")
+    suggestion = next_command(analysis, str(folder.path)) if analysis else ""
+    if suggestion:
+        print(f"next:   {suggestion}")
 
 
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:

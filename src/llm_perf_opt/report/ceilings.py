@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from llm_perf_opt.core.machine_records import CeilingRow, FoundCeilings
+from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import BYTE_RATE, FLOP_RATE, TIME, in_unit, scale_of
 from llm_perf_opt.report.document import Cell, Column, Document, Paragraph, Section, Table, bullets, cell, count_cell, numbers
-from llm_perf_opt.report.text import ends, known, percent, seconds, then
+from llm_perf_opt.report.text import bytes_per_s, ends, flops_per_s, known, percent, seconds, then
 
 _SCALES = {"FLOP/s": FLOP_RATE, "B/s": BYTE_RATE, "ns": TIME}
+_GPU_ONLY = frozenset({"gemm_tf32", "gemm_fp8", "launch_eager", "launch_graph", "sync", "launch_sync", "item"})
+_GROUPS = ("Matrix products", "Bandwidth", "Number of threads", "Linear layers of the model", "Calls and launches")
 
 
 def age_s(found: FoundCeilings, now: datetime) -> float:
@@ -24,10 +26,11 @@ def ceilings_document(found: FoundCeilings, now: datetime) -> Document:
     title = f"{ceilings.device_name} ({ceilings.device_kind}, {ceilings.device_id}){driver}, torch {ceilings.torch_version}"
     source = f"cached {_age(age_s(found, now))} ago; --refresh measures again" if found.cached else "measured now"
     kept = then(found.cache_file, lambda file: [f"cached in {file}"])
-    notes = [*known(kept, []), *[f"note: {note}" for note in found.notes]]
+    foot = "IQR: interquartile range, in percent of the median. The interval is that of the median."
+    notes = [foot, *known(kept, []), *[f"note: {note}" for note in found.notes]]
     sections = [
         Section("conditions", "", [bullets(ceilings.conditions)]),
-        Section("peaks", "", [_table(ceilings.rows)]),
+        *(Section(f"peaks-{number}", "", [_table(name, rows)]) for number, (name, rows) in enumerate(_grouped(ceilings))),
         Section("notes", "", [Paragraph(note) for note in notes]),
     ]
     return Document(title, f"{source} ({ceilings.taken}, in {seconds(ceilings.seconds)})", "", sections)
@@ -44,13 +47,44 @@ def ceilings_json(found: FoundCeilings, now: datetime) -> dict[str, object]:
     }
 
 
-def _table(rows: Sequence[CeilingRow]) -> Table:
+def _grouped(ceilings: Ceilings) -> list[tuple[str, list[CeilingRow]]]:
+    """Return the rows that this kind of device can have, by subject."""
+    groups: dict[str, list[CeilingRow]] = {name: [] for name in _GROUPS}
+    for row in ceilings.rows:
+        if ceilings.device_kind != "cpu" or row.key not in _GPU_ONLY:
+            groups[_group(row.key)].append(row)
+    return [(name, rows) for name, rows in groups.items() if rows]
+
+
+def _group(key: str) -> str:
+    products, moves, threads, model, calls = _GROUPS
+    if "model_" in key:
+        return model
+    if key.startswith("threads_"):
+        return threads
+    if key.startswith("gemm_"):
+        return products
+    return moves if key in ("copy", "gemv") or key.startswith("read") else calls
+
+
+def _table(title: str, rows: Sequence[CeilingRow]) -> Table:
     columns = [Column("quantity"), *numbers("median", "95 % interval", "IQR", "n"), Column("how")]
-    foot = "IQR: interquartile range, in percent of the median. The interval is that of the median."
-    table = Table("peaks-table", "", columns, foot=foot)
+    table = Table(f"peaks-{title.split()[0].lower()}", title, columns)
     for row in rows:
-        table.add(row.label, *_cells(row))
+        table.add(_label(row), *_cells(row))
     return table
+
+
+def _label(row: CeilingRow) -> str:
+    if not row.instructions:
+        return row.label
+    return f"{row.label} ({row.instructions}{', emulated' if row.native is False else ''})"
+
+
+def _how(row: CeilingRow) -> str:
+    show = flops_per_s if row.key.startswith("model_gemm") else bytes_per_s
+    rate = known(then(row.rate, lambda found: f": {show(found)}"), "")
+    return f"{row.how}{rate} [{row.conditions}]" if row.conditions else f"{row.how}{rate}"
 
 
 def _cells(row: CeilingRow) -> list[Cell | Missing | str]:
@@ -64,7 +98,7 @@ def _cells(row: CeilingRow) -> list[Cell | Missing | str]:
         cell(then(ends(value), lambda found: " – ".join(in_unit(end, scale) for end in found))),
         cell(middle, percent),
         count_cell(value.n),
-        f"{row.how} [{row.conditions}]" if row.conditions else row.how,
+        _how(row),
     ]
 
 

@@ -1,6 +1,6 @@
 """The data of the charts, shared by the interactive page and the SVG images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, log10
 from typing import Literal
@@ -17,9 +17,9 @@ from llm_perf_opt.report.text import known, missing, then
 
 MOST_KERNEL_POINTS = 60
 """Most kernels per stage on the roofline; the longest are drawn."""
+OTHER = 7
+"""Position of gray in the palette, for what is folded into one row."""
 _NAME_WIDTH = 60
-_PLACES = {key.value: place for place, key in enumerate(BudgetKey)}
-"""Position of each row in the palette, so that it has the same color in every stage."""
 
 _COUNTED = "executed FLOPs over DRAM bytes, counted"
 
@@ -35,6 +35,9 @@ class Use:
     note: str = ""
     color: int = 0
     """Position in the palette."""
+    low_ns: int | None = None
+    """The interval of `ns`, if it is an estimate."""
+    high_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,16 @@ class Waterfall:
     def total_ns(self) -> int:
         """All uses together."""
         return sum(use.ns for use in self.uses)
+
+    def largest(self, most: int) -> list[Use]:
+        """Return at most `most` uses that are not zero, in order; the smallest are folded into `other`."""
+        uses = [use for use in self.uses if use.ns]
+        if len(uses) <= most:
+            return uses
+        kept = sorted(uses, key=lambda use: -abs(use.ns))[: most - 1]
+        rest = sum(use.ns for use in uses if use not in kept)
+        other = Use(f"other ({len(uses) - len(kept)} rows)", rest, color=OTHER)
+        return [*[use for use in uses if use in kept], other]
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,7 @@ def _coarse(stages: Sequence[StageEfficiency]) -> Maybe[tuple[Waterfall, ...]]:
             Use(BudgetKey.ROOFLINE.label, least, f"at the {best.peaks.name} peaks"),
             Use("above the roofline time", whole - least, color=1),
         )
-        made.append(Waterfall(stage.stage, f"{stage.stage}, one request", uses))
+        made.append(Waterfall(stage.stage, f"{stage.stage}, {duration(whole)} per request", uses))
     return tuple(made) or Missing("no stage was measured")
 
 
@@ -111,7 +124,9 @@ def budget_of(analysis: RunAnalysis) -> Maybe[tuple[Waterfall, ...]]:
     """Return a waterfall per stage: the budget of the trace, or without one, roofline time and the rest."""
     trace = analysis.trace
     if not isinstance(trace, Missing) and trace.complete and trace.budgets:
-        return tuple(_waterfall(table) for table in trace.budgets)
+        keys = dict.fromkeys(row.key for table in trace.budgets for row in table.rows)
+        places = {key: place + (place >= OTHER) for place, key in enumerate(sorted(keys, key=_known_order))}
+        return tuple(_waterfall(table, places) for table in trace.budgets)
     why = trace.why or "the trace shows no device work in its stages"
     return then(
         coarse_waterfalls(analysis.efficiency),
@@ -119,8 +134,16 @@ def budget_of(analysis: RunAnalysis) -> Maybe[tuple[Waterfall, ...]]:
     )
 
 
-def _waterfall(table: BudgetTable) -> Waterfall:
-    """Return the budget per unit, rounded so that the rows still sum to the total."""
+_KNOWN = [key.value for key in BudgetKey]
+
+
+def _known_order(key: str) -> int:
+    """Return a sort key that puts the rows of every budget in their usual order, and unknown ones after them."""
+    return _KNOWN.index(key) if key in _KNOWN else len(_KNOWN)
+
+
+def _waterfall(table: BudgetTable, places: Mapping[str, int]) -> Waterfall:
+    """Return the budget per unit, rounded so that the rows still sum to the total; `places` are positions in the palette."""
     units = max(table.units, 1)
     reached = 0
     begun = 0
@@ -128,7 +151,8 @@ def _waterfall(table: BudgetTable) -> Waterfall:
     for row in table.rows:
         begun += row.ns
         until = round(begun / units)  # rounding the running sum keeps the total exact
-        uses.append(Use(row.label, until - reached, color=_PLACES.get(row.key, 0)))
+        low, high = (None if ns is None else round(ns / units) for ns in (row.low_ns, row.high_ns))
+        uses.append(Use(row.label, until - reached, color=places[row.key], low_ns=low, high_ns=high))
         reached = until
     per = f" per {table.unit}" if table.units > 1 else ""
     many = f"Mean of the {table.units} {table.unit}s in the trace. " if table.units > 1 else ""

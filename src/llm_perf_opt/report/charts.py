@@ -26,8 +26,9 @@ BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GRAY = (
     "#D8CB1E",
     "#8C8C8C",
 )
-SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GRAY)
-"""The colors, in the order in which they are assigned."""
+_MORE = ("#AA4499", "#44AA99", "#999933", "#6699CC")
+SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GRAY, *_MORE)
+"""The colors, in the order in which they are assigned: Okabe and Ito's, then four of Paul Tol's muted scheme."""
 STAGE_COLORS = {"prefill": ORANGE, "decode": BLUE}
 
 

@@ -9,8 +9,8 @@ import sys
 
 from llm_perf_opt.analysis.findings.registry import RULES
 from llm_perf_opt.analysis.limits.binding import EFFICIENCY_METRICS, EVIDENCE, VERDICTS, shown_verdict
-from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN
 from llm_perf_opt.analysis.limits.hardware import HARDWARE, RATES
+from llm_perf_opt.analysis.limits.peaks import MEASURED_MARGIN
 from llm_perf_opt.analysis.metrics import METRICS
 from llm_perf_opt.analysis.stats import CONFIDENCE, LEAST_BEYOND, PERCENTILE_METHOD
 from llm_perf_opt.report.markdown import table

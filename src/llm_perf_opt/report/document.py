@@ -5,12 +5,15 @@ each renderer escapes it for its own format.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from llm_perf_opt.core.records import Maybe, Missing
 
 T = TypeVar("T")
+
+MOST_REASONS = 3
+"""A column without any value is dropped if at most this many reasons explain it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Table:
     reasons: list[str] = field(default_factory=list)
     foot: str = ""
     """How to read the table, and what is left out."""
+    dropped: list[str] = field(default_factory=list)
+    """The columns that `shown` leaves out, with the reasons."""
     block: ClassVar[str] = "table"
 
     def add(self, *values: Cell | Missing | str) -> None:
@@ -70,6 +75,46 @@ class Table:
         if value.why not in self.reasons:
             self.reasons.append(value.why)
         return Cell("n/a", note=mark(self.reasons.index(value.why)))
+
+    @property
+    def shown(self) -> "Table":
+        """The table as renderers show it: a column in which every value is missing becomes a note with the reasons."""
+        lost = self._lost_columns()
+        kept = [place for place in range(len(self.columns)) if place not in lost]
+        if not lost or len(kept) < 2:
+            return self
+        rows = [[row[place] for place in kept] for row in self.rows]
+        used = {cell.note for row in rows for cell in row if cell.note}
+        left = [(letter, why) for letter, why in self.marked_reasons if letter in used]
+        marks = {letter: mark(index) for index, (letter, _) in enumerate(left)}
+        names: dict[str, list[str]] = {}
+        for place, why in lost.items():
+            names.setdefault(why, []).append(self.columns[place].name)
+        return replace(
+            self,
+            columns=[self.columns[place] for place in kept],
+            rows=[[replace(cell, note=marks[cell.note]) if cell.note else cell for cell in row] for row in rows],
+            reasons=[why for _, why in left],
+            dropped=[f"{_listed(columns)}: n/a: {why}" for why, columns in names.items()],
+        )
+
+    def _lost_columns(self) -> dict[int, str]:
+        """Return each column without a value and the reasons; not the first one, and none that needs too many reasons."""
+        reasons = dict(self.marked_reasons)
+        places = range(1, len(self.columns))
+        empty = {
+            place
+            for place in places
+            if any(row[place].note for row in self.rows) and not any(_has_value(row[place]) for row in self.rows)
+        }
+        found = {}
+        for place in sorted(empty):
+            marks = [(row[place].note, {row[other].note for other in places if other not in empty}) for row in self.rows]
+            own = [letter for letter, elsewhere in marks if letter and letter not in elsewhere]  # not given in the row already
+            why = dict.fromkeys(reasons[letter] for letter in own or [letter for letter, _ in marks if letter])
+            if len(why) <= MOST_REASONS:
+                found[place] = "; ".join(why)
+        return found
 
     @property
     def body(self) -> list[list[Cell]]:
@@ -155,6 +200,8 @@ class Card(NamedTuple):
     name: str
     value: str
     detail: str = ""
+    distance: str = ""
+    """How far it is from the roofline."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +212,76 @@ class Cards:
     block: ClassVar[str] = "cards"
 
 
-Block = Paragraph | Items | Chart | Table | Code | Unavailable | Cards
+class Share(NamedTuple):
+    """One segment of a stacked bar."""
+
+    label: str
+    time: str
+    percent: str
+    size: float
+    """Share of the bar's length, from 0 to 1."""
+    color: str
+    within: str = ""
+    """The interval of an estimated time."""
+
+
+@dataclass(frozen=True)
+class StackedBar:
+    """Where the time of a stage goes: one bar, and its segments as a legend."""
+
+    id: str
+    title: str
+    detail: str
+    """Distance from the roofline, and what bounds the stage."""
+    shares: Sequence[Share]
+    block: ClassVar[str] = "bar"
+
+    @property
+    def description(self) -> str:
+        """The bar in words, for readers who cannot see it."""
+        return f"{self.title}: " + ", ".join(f"{share.label} {share.percent}" for share in self.shares)
+
+
+class Advice(NamedTuple):
+    """A finding as a card: what to change, what it saves, and how to do it."""
+
+    id: str
+    title: str
+    effect: str
+    """What the change saves."""
+    within: str = ""
+    """The interval of that."""
+    request: str = ""
+    """The saving over a whole request, and the confidence."""
+    evidence: str = ""
+    """One sentence."""
+    tried: str = ""
+    """Predicted and measured time, if the change was tried."""
+    command: str = ""
+    """To copy; empty if the change is not a setting."""
+    change: str = ""
+    """The change in words, if there is no command."""
+    details: Sequence[str] = ()
+    """Folded in HTML."""
+
+
+@dataclass(frozen=True)
+class AdviceCards:
+    """Findings, the largest saving first."""
+
+    cards: Sequence[Advice]
+    block: ClassVar[str] = "advice"
+
+
+@dataclass(frozen=True)
+class Banner:
+    """Reasons to be careful with the figures, above everything else; details are folded in HTML."""
+
+    items: Sequence[Item]
+    block: ClassVar[str] = "banner"
+
+
+Block = Paragraph | Items | Chart | Table | Code | Unavailable | Cards | StackedBar | AdviceCards | Banner
 
 
 @dataclass(frozen=True)
@@ -227,6 +343,15 @@ def bullets(texts: Iterable[str], kind: str = "") -> Items:
 def when_known(what: str, value: Maybe[T], build: Callable[[T], Sequence[Block]]) -> list[Block]:
     """Return the blocks built from a value; for a missing value, a block with the reason."""
     return [Unavailable(what, value.why)] if isinstance(value, Missing) else list(build(value))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names in a list; some contain commas (`SM, % of peak`)."""
+    return ("; " if any("," in name for name in names) else ", ").join(names)
+
+
+def _has_value(cell: Cell) -> bool:
+    return not cell.note and bool(cell.text or cell.below)
 
 
 def mark(index: int) -> str:

@@ -53,7 +53,7 @@ def peaks_table(found: Efficiency) -> Table:
         table.add(
             f"{roof.name} peak",
             cell(roof.peak_flops_per_s, flops_per_s),
-            cell(roof.bandwidth_bytes_per_s, bytes_per_s),
+            cell(roof.bandwidth_bytes_per_s, bytes_per_s, f" ({roof.level})" if roof.level else ""),
             cell(roof.ridge_flops_per_byte, lambda ridge: f"{significant(ridge)} FLOP/byte"),
             roof.source,
         )
@@ -86,7 +86,7 @@ def limits_table(found: Efficiency, hfus: Sequence[StageHfu]) -> Table:
             shares = [cell(value, fine_percent) for value in (entry.mfu, entry.mfu_full_attention, entry.mbu)]
             table.add(
                 stage.stage,
-                f"{entry.peaks.name} peak",
+                f"{entry.peaks.name} peak{f', {entry.peaks.level}' if entry.peaks.level else ''}",
                 *shares[:2],
                 hfu_cell(_hfu(stage, entry.peaks.name, hfus)),
                 shares[2],

@@ -1,13 +1,14 @@
 """Findings and their trials: as blocks of a report, for the terminal, as JSON."""
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.analysis.trace.document import OVERLAP, Finding, ThroughputLine, TraceAnalysis
+from llm_perf_opt.analysis.trace.document import OVERLAP, BudgetTable, Finding, TraceAnalysis
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations
-from llm_perf_opt.report.document import Block, Cell, Column, Item, Items, Paragraph, Table, cell, numbers
+from llm_perf_opt.report.document import Advice, AdviceCards, Banner, Block, Cell, Column, Item, Paragraph, Table, cell, numbers
 from llm_perf_opt.report.terminal import block_text
 from llm_perf_opt.report.text import duration, percent, signed_percent, significant, then
 
@@ -16,9 +17,29 @@ if TYPE_CHECKING:  # slow to import, and not needed to show a cached analysis
     from llm_perf_opt.analysis.verification import Trial, Verification
 
 THROUGHPUT = "throughput"
+TRUST = "trust"
 WITHIN = 0.25
 """A prediction within this relative error holds."""
 _NOTHING = "No findings: no rule found anything above its threshold."
+
+
+@dataclass(frozen=True)
+class FindingSource:
+    """What a card needs to know about the run of a finding; by default, nothing."""
+
+    command: Sequence[str] = ()
+    """The command line of the run; empty for a trace."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """The share of each stage in a request."""
+    budgets: Sequence[BudgetTable] = ()
+    trials: "Mapping[str, Trial]" = field(default_factory=dict)
+
+
+def source_of(analysis: "RunAnalysis") -> FindingSource:
+    """Return what the cards of a run need."""
+    shares = {stage.name: stage.share for stage in (analysis.stage("prefill"), analysis.stage("decode")) if stage}
+    budgets = () if isinstance(analysis.trace, Missing) else analysis.trace.budgets
+    return FindingSource(analysis.manifest.command, shares, budgets, trials_of(analysis.verified))
 
 
 def findings_of(analysis: "RunAnalysis") -> Maybe[Sequence[Finding]]:
@@ -30,23 +51,33 @@ def _findings_in(trace: TraceAnalysis) -> Maybe[Sequence[Finding]]:
     return trace.findings if trace.complete else Missing(trace.why)
 
 
-def finding_blocks(findings: Sequence[Finding], tried: "Verification | None" = None) -> list[Block]:
-    """Return every finding with its saving, its evidence, what to try, and the result of its trial."""
-    blocks: list[Block] = []
-    if findings:
-        trials = trials_of(tried)
-        items = [_item(finding, trials.get(finding.id)) for finding in findings]
-        blocks.append(Items(items, "findings", ordered=True))
-    else:
-        blocks.append(Paragraph(_NOTHING))
-    blocks += [Paragraph(OVERLAP, "foot")] if len(findings) > 1 else []
-    return [*blocks, *([trials_table(tried)] if tried is not None and tried.trials else [])]
+def changes(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that are changes; the others are about trust in the figures."""
+    return [finding for finding in findings if finding.kind != TRUST]
 
 
-def gist_items(findings: Sequence[Finding], tried: "Verification | None") -> Items:
-    """Return findings for the summary: saving, headline, and how to try each."""
-    trials = trials_of(tried)
-    return Items([_gist(finding, trials.get(finding.id)) for finding in findings], "gists")
+def finding_blocks(findings: Sequence[Finding], source: FindingSource | None = None) -> list[Block]:
+    """Return every change with its saving, its evidence, what to try, and the result of its trial."""
+    found = changes(findings)
+    blocks: list[Block] = [advice_cards(found, source) if found else Paragraph(_NOTHING)]
+    return [*blocks, *([Paragraph(OVERLAP, "foot")] if len(found) > 1 else [])]
+
+
+def advice_cards(findings: Sequence[Finding], source: FindingSource | None = None) -> AdviceCards:
+    """Return findings as cards."""
+    known = source or FindingSource()
+    return AdviceCards([_card(finding, known) for finding in findings])
+
+
+def banner_items(findings: Sequence[Finding]) -> list[Item]:
+    """Return the reasons not to trust the figures: what is wrong, what it means, and as details why and what to do."""
+    items = []
+    for finding in findings:
+        if finding.kind == TRUST:
+            head = "" if not finding.title or finding.headline.startswith(finding.title) else f"{finding.title}."
+            details = (_rest(finding), *finding.evidence, f"What to do: {finding.to_try}" if finding.to_try else "")
+            items.append(Item(head, finding.headline, [text for text in details if text]))
+    return items
 
 
 def trials_of(found: "Verification | None") -> "dict[str, Trial]":
@@ -54,9 +85,11 @@ def trials_of(found: "Verification | None") -> "dict[str, Trial]":
     return {} if found is None else {trial.id: trial for trial in found.trials}
 
 
-def advice_text(findings: Sequence[Finding]) -> str:
+def advice_text(findings: Sequence[Finding], source: FindingSource | None = None) -> str:
     """Return the findings for the terminal."""
-    return "\n".join(block_text(block) for block in finding_blocks(findings)) + "\n"
+    items = banner_items(findings)
+    blocks: list[Block] = [*([Banner(items)] if items else []), *finding_blocks(findings, source)]
+    return "\n".join(block_text(block) for block in blocks) + "\n"
 
 
 def trials_text(found: "Verification") -> str:
@@ -76,48 +109,83 @@ def verification_json(found: "Verification") -> dict[str, Any]:
 # --- one finding ----------------------------------------------------------------------------------------------------------
 
 
-def _item(finding: Finding, trial: "Trial | None") -> Item:
-    details = [*finding.evidence, f"try: {finding.to_try}"] if finding.to_try else list(finding.evidence)
-    if finding.overrides and finding.change:
-        details.append(f"in other programs: {finding.change}")
-    if trial is not None:
-        details.append(f"tried: {trial_words(replace(trial, overrides=()))}")
-    effect = f"{_effect(finding)} ({finding.confidence} confidence: {finding.because})"
-    return Item(f"[{finding.id}] {finding.claim}", effect, details)
-
-
-def _gist(finding: Finding, trial: "Trial | None") -> Item:
-    attempt = f"Try {' '.join(finding.overrides)}" if finding.overrides else "See below for the change"
-    outcome = f" Tried: {trial_words(replace(trial, overrides=()))}" if trial is not None else ""
-    effect = _effect(finding)
-    return Item(f"{effect[0].upper()}{effect[1:]}; {finding.confidence} confidence.", f"{finding.headline} {attempt}.{outcome}")
-
-
-def _effect(finding: Finding) -> str:
-    if finding.throughput is not None:
-        return f"throughput: {throughput_words(finding.throughput)}"
-    return f"saving {saving_words(finding)}" if finding.saving_ns is None else f"saves {saving_words(finding)}"
-
-
-def saving_words(finding: Finding) -> str:
-    """Return the saving with its range, or why there is none."""
-    if finding.saving_ns is None or finding.saving_low_ns is None or finding.saving_high_ns is None:
-        return f"n/a: {finding.saving_why}"
-    if finding.saving_high_ns == 0:
-        return "no wall-clock time"
-    within = durations(finding.saving_low_ns, finding.saving_high_ns, 3)
-    return f"about {duration(finding.saving_ns, 3)} per {finding.saving_per} ({within})"
-
-
-def throughput_words(found: ThroughputLine) -> str:
-    """Return tokens per second now and at the larger batch, and the time per token there. This is not a saving."""
-    low, high = significant(found.tokens_per_s_after_low), significant(found.tokens_per_s_after_high)
-    longest = f", {duration(found.step_after_high_ns)} at worst" if found.step_after_high_ns > found.step_after_ns else ""
-    return (
-        f"{significant(found.tokens_per_s)} tokens/s at batch {found.batch:,}, about {significant(found.tokens_per_s_after)} "
-        f"({low} to {high}) at batch {found.batch_after:,}, where a token takes about {duration(found.step_after_ns)}"
-        f"{longest}, instead of {duration(found.step_ns)}"
+def _card(finding: Finding, source: FindingSource) -> Advice:
+    command = change_command(finding, source.command)
+    trial = source.trials.get(finding.id)
+    rest = (_at_larger_batch(finding), request_words(finding, source), f"{finding.confidence} confidence")
+    effect, within = _effect(finding)
+    return Advice(
+        finding.id,
+        finding.title or finding.headline,
+        effect,
+        within,
+        "; ".join(text for text in rest if text),
+        finding.headline if finding.title else "",
+        "" if trial is None else trial_words(replace(trial, overrides=())),
+        command,
+        "" if command else finding.to_try,
+        _details(finding),
     )
+
+
+def _details(finding: Finding) -> list[str]:
+    because = f"{finding.confidence} confidence: {finding.because}" if finding.because else ""
+    elsewhere = f"in other programs: {finding.change}" if finding.overrides and finding.change else ""
+    return [text for text in (_rest(finding), *finding.evidence, because, elsewhere) if text]
+
+
+def _rest(finding: Finding) -> str:
+    """Return what the claim adds to the headline."""
+    return finding.claim.removeprefix(finding.headline).strip()
+
+
+def _effect(finding: Finding) -> tuple[str, str]:
+    """Return what a change does in a few words, and the interval."""
+    found = finding.throughput
+    if found is not None:
+        low, high = significant(found.tokens_per_s_after_low), significant(found.tokens_per_s_after_high)
+        return f"raises throughput to about {significant(found.tokens_per_s_after)} tokens/s", f"{low} – {high}"
+    if finding.saving_ns is None or finding.saving_low_ns is None or finding.saving_high_ns is None:
+        return f"saving n/a: {finding.saving_why}", ""
+    if finding.saving_high_ns == 0:
+        return "saves no wall-clock time", ""
+    within = durations(finding.saving_low_ns, finding.saving_high_ns, 3)
+    return f"saves about {duration(finding.saving_ns, 3)} per {finding.saving_per}", within
+
+
+def _at_larger_batch(finding: Finding) -> str:
+    """Return the throughput now, and how long a token takes at the larger batch; empty for a change of latency."""
+    found = finding.throughput
+    if found is None:
+        return ""
+    longest = f" ({duration(found.step_after_high_ns)} at worst)" if found.step_after_high_ns > found.step_after_ns else ""
+    return (
+        f"{significant(found.tokens_per_s)} tokens/s at batch {found.batch:,} now; at batch {found.batch_after:,}, "
+        f"a token takes about {duration(found.step_after_ns)}{longest} instead of {duration(found.step_ns)}"
+    )
+
+
+def change_command(finding: Finding, command: Sequence[str] = ()) -> str:
+    """Return the run's command with the overrides of the finding; for a trace or a point of a sweep, the overrides alone."""
+    if not finding.overrides:
+        return ""
+    sweeping = any(word.partition("=")[0] in ("-m", "--multirun", "--resume") for word in command)
+    if list(command[:2]) != ["llm-perf", "run"] or sweeping:
+        return " ".join(finding.overrides)
+    replaced = [f"{override.partition('=')[0]}=" for override in finding.overrides]
+    kept = [word for word in command[2:] if not word.startswith((*replaced, "hydra.run.dir="))]
+    return shlex.join(["llm-perf", "run", *finding.overrides, *kept])  # what changes comes first: lines may be long
+
+
+def request_words(finding: Finding, source: FindingSource) -> str:
+    """Return the saving over a whole request and its share of it; empty if either is unknown."""
+    budget = next((budget for budget in source.budgets if budget.stage == finding.stage and budget.wall_ns), None)
+    share = source.shares.get(finding.stage)
+    if budget is None or share is None or not finding.saving_ns:
+        return ""
+    saved = share * finding.saving_ns * budget.units / budget.wall_ns
+    words = f"about {percent(saved, 0)}" if saved >= 0.01 else "less than 1 %"
+    return f"{duration(finding.weight_ns, 3)} per request ({words} of it)"
 
 
 # --- trials ---------------------------------------------------------------------------------------------------------------
@@ -164,8 +232,8 @@ def trial_words(trial: "Trial") -> str:
     of_rate = trial.kind == THROUGHPUT
     show = token_rate if of_rate else duration
     per = "" if of_rate else f" per {trial.unit}"
-    expected = f", predicted {show(trial.predicted_ns)}" if trial.predicted_ns else ""
-    return f"{overrides}{show(trial.before_ns)} became {show(trial.after_ns)}{per}{expected} ({_verdict(trial)})."
+    expected = f"predicted {show(trial.predicted_ns)} → " if trial.predicted_ns else ""
+    return f"{overrides}{expected}measured {show(trial.after_ns)}{per}, before {show(trial.before_ns)} ({_verdict(trial)})."
 
 
 def _verdict(trial: "Trial") -> str:
@@ -190,44 +258,19 @@ def token_rate(ns: float) -> str:
 # --- in the summary -------------------------------------------------------------------------------------------------------
 
 
-def finding_sentences(trace: Maybe[TraceAnalysis], shares: Mapping[str, float] | None = None) -> list[str]:
-    """Return the finding that saves most, for the summary; `shares` are the shares of the stages in a request."""
-    if isinstance(trace, Missing):
+def elsewhere_sentences(findings: Sequence[Finding], shares: Mapping[str, float]) -> list[str]:
+    """Return what to do about the longest stage of a request, if the first finding is about another one."""
+    saving = [(number, finding) for number, finding in enumerate(changes(findings), 1) if _saves(finding)]
+    if not saving or not shares or saving[0][1].stage not in shares:
         return []
-    found = next((finding for finding in trace.findings if _saves(finding)), None)
-    if found is None:
+    longest = max(shares, key=shares.__getitem__)
+    number = next((number for number, finding in saving if finding.stage == longest), 0)
+    if number == saving[0][0]:
         return []
-    saved = saving_words(found)
-    if found.overrides:
-        tried = f"Try {found.to_try}: this saves {saved}."
-    else:
-        tried = f"What to do: {found.to_try.rstrip('.')}. The change would save {saved}."
-    parts = [f"What to change first: {found.claim} {tried}"]
-    if shares and found.stage in shares:
-        longest = max(shares, key=shares.__getitem__)
-        parts += [_of_a_request(trace, found, shares[found.stage]), _elsewhere(trace, found, longest)]
-    return [" ".join(text for text in parts if text)]
+    if number:
+        return [f"The largest saving in {longest} is finding {number} of the report."]
+    return [f"For {longest}, where most of the time goes, no rule found a change that makes a request faster."]
 
 
 def _saves(finding: Finding) -> bool:
     return finding.kind == "latency" and bool(finding.saving_ns)
-
-
-def _of_a_request(trace: TraceAnalysis, finding: Finding, share: float) -> str:
-    """Return the saving as a share of a request: its share of the stage in the trace times the share of the stage."""
-    budget = next((budget for budget in trace.budgets if budget.stage == finding.stage and budget.wall_ns), None)
-    if budget is None or finding.saving_ns is None:
-        return ""
-    saved = share * finding.saving_ns * budget.units / budget.wall_ns
-    words = f"about {percent(saved, 0)}" if saved >= 0.01 else "less than 1 %"
-    return f"That is {words} of a request, with {finding.confidence} confidence."
-
-
-def _elsewhere(trace: TraceAnalysis, found: Finding, longest: str) -> str:
-    """Return what to do about the longest stage, if the finding is about another one."""
-    if found.stage == longest:
-        return ""
-    number = next((place for place, other in enumerate(trace.findings, 1) if _saves(other) and other.stage == longest), 0)
-    if number:
-        return f"The largest saving in {longest} is finding {number} of the report."
-    return f"For {longest}, where most of the time goes, no rule found a change that makes a request faster."

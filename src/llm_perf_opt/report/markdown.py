@@ -6,7 +6,21 @@ from urllib.parse import quote
 
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line, visible
-from llm_perf_opt.report.document import Block, Cell, Chart, Code, Document, Items, Paragraph, Table, Unavailable
+from llm_perf_opt.report.document import (
+    Advice,
+    AdviceCards,
+    Banner,
+    Block,
+    Cell,
+    Chart,
+    Code,
+    Document,
+    Items,
+    Paragraph,
+    StackedBar,
+    Table,
+    Unavailable,
+)
 
 _ESCAPED = str.maketrans({char: f"\\{char}" for char in "\\`*[]<>|#~$!&"})
 _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -53,14 +67,50 @@ def _block(block: Block, images: set[str]) -> list[str]:
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Code):
-        text = visible(block.text).replace("```", "` ` `")
-        return [f"```\n{text}\n```"]
+        return [_fence(block.text)]
     if isinstance(block, Unavailable):
         return [f"{_strong(block.what)} n/a: {escape(block.why)}"]
     if isinstance(block, Chart):
         return _chart(block, images)
-    cards = [f"{_strong(card.name)} {escape(card.value)} {escape(_bracketed(card.detail))}" for card in block.cards]
+    if isinstance(block, StackedBar):
+        return _bar(block)
+    if isinstance(block, AdviceCards):
+        return [part for number, card in enumerate(block.cards, 1) for part in _advice(number, card)]
+    if isinstance(block, Banner):
+        return [_items(Items(block.items))]
+    cards = [
+        f"{_strong(card.name)} {escape(', '.join(filter(None, (card.value, card.distance))))} {escape(_bracketed(card.detail))}"
+        for card in block.cards
+    ]
     return [_list((card.strip() for card in cards), "*")]
+
+
+def _fence(text: str) -> str:
+    shown = visible(text).replace("```", "` ` `")
+    return f"```\n{shown}\n```"
+
+
+def _bar(block: StackedBar) -> list[str]:
+    parts = [
+        f"{escape(share.label)}: {escape(share.time)}, {escape(share.percent)} {escape(_bracketed(share.within))}".strip()
+        for share in block.shares
+    ]
+    return [f"{_strong(block.title)} {escape(block.detail)}".strip(), _list((_line(part) for part in parts), "*")]
+
+
+def _advice(number: int, card: Advice) -> list[str]:
+    return [
+        f"### {number}. {escape(card.title)}",
+        _strong(_capitalized(f"{card.effect} {_bracketed(card.within)}")) + (f"; {escape(card.request)}" if card.request else ""),
+        _line(card.evidence),
+        f"{_strong('Tried:')} {escape(card.tried)}" if card.tried else "",
+        _fence(card.command) if card.command else _line(card.change),
+        _list([*[_line(detail) for detail in card.details], f"rule: {escape(card.id)}"]) if card.details else "",
+    ]
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _items(block: Items) -> str:
@@ -84,10 +134,14 @@ def _chart(chart: Chart, images: set[str]) -> list[str]:
 
 
 def _table(block: Table) -> list[str]:
+    block = block.shown
     align = "".join("r" if column.number else "l" for column in block.columns)
     header = [escape(column.name) for column in block.columns]
     made = table(header, [[_cell(cell) for cell in row] for row in block.body], align)
-    reasons = _list(f"n/a ({letter}): {escape(why)}" for letter, why in block.marked_reasons)
+    reasons = _list([
+        *[f"n/a ({letter}): {escape(why)}" for letter, why in block.marked_reasons],
+        *[_line(text) for text in block.dropped],
+    ])  # fmt: skip
     return [_strong(block.caption), made.rstrip("\n"), reasons, _line(block.foot)]
 
 

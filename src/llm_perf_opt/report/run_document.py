@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.limits.binding import EFFICIENCY_METRICS, EVIDENCE
@@ -9,15 +10,13 @@ from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
-from llm_perf_opt.analysis.trace.document import OVERLAP, Finding, TraceAnalysis
+from llm_perf_opt.analysis.trace.document import ON_CPU, TraceAnalysis
 from llm_perf_opt.core.machine_records import Telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, TorchPass
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, budget_of, roofline
 from llm_perf_opt.report.charts import Figure, icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
 from llm_perf_opt.report.document import (
     Block,
-    Card,
-    Cards,
     Chart,
     Code,
     Document,
@@ -31,8 +30,9 @@ from llm_perf_opt.report.document import (
     when_known,
 )
 from llm_perf_opt.report.efficiency import components_table, limits_table, peaks_table, stage_facts, used_verdicts, verdict_items
-from llm_perf_opt.report.findings import finding_blocks, findings_of, gist_items
+from llm_perf_opt.report.findings import finding_blocks, findings_of, source_of, trials_table
 from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernel_blocks, provenance
+from llm_perf_opt.report.overview import overview_blocks
 from llm_perf_opt.report.run_tables import (
     energy_table,
     environment_table,
@@ -46,13 +46,11 @@ from llm_perf_opt.report.run_tables import (
     what_ran,
 )
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.report.text import known, known_within, then, times, with_unit
-from llm_perf_opt.report.trace_document import budget_table, device_tables, gpu_metric_tables, label_tables
+from llm_perf_opt.report.text import known, then, times
+from llm_perf_opt.report.trace_document import budget_table, component_tables, device_tables, gpu_metric_tables, label_tables
 
-TOP_FINDINGS = 3
 WATERFALL = Image("Where the time goes", "waterfall.svg")
 ROOFLINE = Image("Roofline", "roofline.svg")
-_CARDS = ("ttft", "tpot", "e2e", "decode_rate")
 _MOST_NODES = 400
 _NO_ENV = "env.json was not written before the run ended, or is damaged"
 
@@ -64,7 +62,9 @@ def run_document(analysis: RunAnalysis, samples: Maybe[Telemetry], regions: Mayb
     sections = [
         _summary(analysis),
         _findings(analysis),
-        _budget(analysis.trace),
+        _budget(analysis),
+        *_titled("warnings", "Warnings", warning_blocks(analysis)),
+        *_titled("inputs", "What was measured", input_blocks(analysis)),
         _timings(analysis),
         Section("limits", "Roofline", when_known("Roofline:", analysis.efficiency, lambda found: _limits(analysis, found))),
         _kernels(analysis),
@@ -106,45 +106,39 @@ def notice_of(analysis: RunAnalysis) -> str:
 
 
 def _summary(analysis: RunAnalysis) -> Section:
-    cards = [_card(analysis, key) for key in _CARDS]
-    warnings = len(analysis.warnings)
-    blocks: list[Block] = [Cards([card for card in cards if card is not None])]
-    blocks += when_known("What bounds each stage:", analysis.efficiency, lambda found: [verdict_items(found)])
-    if warnings:
-        listed = f"{warnings} warnings are" if warnings > 1 else "1 warning is"
-        blocks.append(Paragraph(f"{listed} listed below the charts.", "pointer"))
-    blocks += when_known("What to change first:", findings_of(analysis), lambda found: _gists(analysis, found))
-    blocks += when_known("Where the time goes:", budget_of(analysis), waterfall_charts)
-    blocks += [Paragraph(text, "foot") for text in known(then(analysis.efficiency, _meanings), [])]
-    if analysis.inputs:
-        blocks += [Paragraph("What was measured", "heading"), bullets([note.text for note in analysis.inputs], "inputs")]
-    blocks += warning_blocks(analysis)
-    return Section("summary", "Summary", blocks)
+    return Section("summary", "Summary", [*overview_blocks(analysis), *_without_bars(analysis)])
+
+
+def _without_bars(analysis: RunAnalysis) -> list[Block]:
+    """Return why the summary cannot show where the time goes, if it cannot."""
+    return when_known("Where the time goes:", budget_of(analysis), lambda _: [])
+
+
+def _findings(analysis: RunAnalysis) -> Section:
+    tried = analysis.verified
+    trials = [trials_table(tried)] if tried is not None and tried.trials else []
+    blocks = when_known("Findings:", findings_of(analysis), lambda found: finding_blocks(found, source_of(analysis)))
+    return Section("findings", "What to change first", [*blocks, *trials])
+
+
+def _titled(name: str, title: str, blocks: Sequence[Block]) -> list[Section]:
+    """Return a section, unless it has nothing to show."""
+    return [Section(name, title, blocks)] if blocks else []
+
+
+def input_blocks(analysis: RunAnalysis) -> list[Block]:
+    """Return notes on the prompts and weights, if anything was measured."""
+    return [bullets([note.text for note in analysis.inputs], "inputs")] if analysis.inputs else []
 
 
 def warning_blocks(analysis: RunAnalysis) -> list[Block]:
     """Return the warnings, or a paragraph that there are none."""
     if analysis.warnings:
-        return [Paragraph("Warnings", "heading"), bullets([warning.text for warning in analysis.warnings], "warnings")]
+        return [bullets([warning.text for warning in analysis.warnings], "warnings")]
     if isinstance(analysis.timings, Missing):
         return []
     quiet = "The load of the machine was not sampled." if isinstance(analysis.telemetry, Missing) else "The machine was quiet."
     return [Paragraph(f"No warnings: the spread target was reached. {quiet}")]
-
-
-def _card(analysis: RunAnalysis, key: str) -> Card | None:
-    metric = analysis.metric(key)
-    if metric is None:
-        return None
-    value = metric.value
-    if isinstance(value, Missing):
-        return Card(metric.label, "n/a", value.why)
-    return Card(metric.label, with_unit(value.median, metric.unit), known_within(value, metric.unit))
-
-
-def _meanings(found: Efficiency) -> list[str]:
-    """Return the meanings of the verdicts, and the evidence behind them."""
-    return [" ".join([*[f"{word.capitalize()}: {meaning}" for word, meaning in used_verdicts(found)], EVIDENCE])]
 
 
 def waterfall_charts(waterfalls: Sequence[Waterfall]) -> list[Block]:
@@ -163,38 +157,29 @@ def waterfall_charts(waterfalls: Sequence[Waterfall]) -> list[Block]:
     ]
 
 
-def _gists(analysis: RunAnalysis, found: Sequence[Finding]) -> list[Block]:
-    if not found:
-        return [Paragraph("What to change first: the evidence supports no change that saves enough to be listed.")]
-    more = len(found) - TOP_FINDINGS
-    rest = f" {more} more {'is' if more == 1 else 'are'} below, with the evidence for each." if more > 0 else ""
-    gists = gist_items(found[:TOP_FINDINGS], analysis.verified)
-    return [Paragraph("What to change first", "heading"), gists, Paragraph(f"{OVERLAP}{rest}", "foot")]
-
-
-def _findings(analysis: RunAnalysis) -> Section:
-    blocks = when_known("Findings:", findings_of(analysis), lambda found: finding_blocks(found, analysis.verified))
-    return Section("findings", "Findings", blocks)
-
-
 # --- details ---------------------------------------------------------------------------------------------------------
 
 
-def _budget(trace: Maybe[TraceAnalysis]) -> Section:
-    return Section("budget", "Where the time goes", when_known("Budget:", trace, budget_blocks))
+def _budget(analysis: RunAnalysis) -> Section:
+    found = known(budget_of(analysis), ())
+    if not isinstance(analysis.trace, Missing) and analysis.trace.complete and analysis.trace.budgets:
+        found = tuple(replace(data, notes=()) for data in found)  # the tables below have them
+    charts = waterfall_charts(found)
+    return Section("budget", "Where the time goes", [*charts, *when_known("Budget:", analysis.trace, budget_blocks)])
 
 
 def budget_blocks(trace: TraceAnalysis) -> list[Block]:
     """Return the budget of each stage, with its problems."""
     if not trace.budgets:
         return [Unavailable("Budget:", trace.why or f"the trace has no stages: {trace.stage_why}")]
+    work = "Operator" if trace.device == ON_CPU else "Kernel"
     stages = f"stages by {trace.stage_method}" + (f" ({trace.stage_why})" if trace.stage_why else "")
     blocks: list[Block] = [
-        Paragraph(f"The rows add up exactly to the wall time. Kernel times come from {trace.source}; {stages}.")
+        Paragraph(f"The rows add up exactly to the wall time. {work} times come from {trace.source}; {stages}.")
     ]
     for number, budget in enumerate(trace.budgets):
         blocks += [bullets(budget.problems, "warnings")] if budget.problems else []
-        blocks.append(budget_table(number, budget))
+        blocks += [budget_table(number, budget), *component_tables(number, budget)]
     return blocks
 
 
@@ -222,8 +207,9 @@ def _limits(analysis: RunAnalysis, found: Efficiency) -> list[Block]:
     hfus = () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus
     tables = [peaks_table(found), limits_table(found, hfus), components_table(found)]
     charts = when_known("Roofline:", roofline(found, analysis.kernels), _roofline_charts)
+    meanings = " ".join([*[f"{word.capitalize()}: {meaning}" for word, meaning in used_verdicts(found)], EVIDENCE])
     notes = [bullets(found.notes, "foot")] if found.notes else []
-    return [*charts, stage_facts(found), *tables, *notes]
+    return [verdict_items(found), Paragraph(meanings, "foot"), *charts, stage_facts(found), *tables, *notes]
 
 
 def _roofline_charts(data: Roofline) -> list[Block]:

@@ -1,6 +1,6 @@
 """Tables of a run: latency, stages, operators, readings, passes, environment."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,8 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.config.passes import sees_stages
 from llm_perf_opt.config.schema import PYTORCH
-from llm_perf_opt.core.records import CleanTimings, Maybe, Metric, Missing, OperatorRow, StageTiming, TorchPass
+from llm_perf_opt.core.host_records import HostLoad
+from llm_perf_opt.core.records import CleanTimings, Maybe, Metric, Missing, ModelFacts, OperatorRow, StageTiming, TorchPass
 from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.report.document import Cell, Column, Table, cell, count_cell, name_cell, numbers
 from llm_perf_opt.report.kernel_tables import MOST_ROWS
@@ -21,7 +22,6 @@ from llm_perf_opt.report.text import (
     known,
     mean_count,
     memory_size,
-    missing,
     percent,
     seconds,
     significant,
@@ -60,9 +60,17 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
     ]
     if not isinstance(timings, Missing):
         framework = ", ".join(f"{name} {version}" for name, version in timings.framework.items())
-        rows.append(("Measured process", f"{framework}, {timings.threads} threads"))
+        rows.append(("Measured process", f"{framework}, {timings.threads} threads{_host_words(timings.host)}"))
         rows += _runtime_rows(timings)
     return rows
+
+
+def _host_words(host: HostLoad | None) -> str:
+    """Return the CPUs of the measured process and how its threads wait; empty if they were not recorded."""
+    if host is None:
+        return ""
+    cpus = "" if isinstance(host.cpus, Missing) else f" on CPUs {host.cpus}"
+    return cpus if host.wait_policy == "default" else f"{cpus}, {host.wait_policy} OpenMP waiting"
 
 
 def _gpu_words(gpu: Any) -> str:
@@ -211,50 +219,41 @@ def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> Table:
         ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, memory_size)),
         ("Device memory in use at the end, all processes", cell(memory.device_used_bytes, memory_size)),
         ("Peak resident memory of the process", cell(memory.process_rss_bytes, memory_size)),
-        ("Weights", f"{memory_size(model.weight_bytes)} ({model.parameters:,} parameters)"),
+        ("Weights", f"{memory_size(model.weight_bytes)} ({model.parameters:,} parameters{_quantized_words(model)})"),
     ]
     for row in rows:
         table.add(*row)
     return table
 
 
-# --- operators --------------------------------------------------------------------------------------------------------------
+def _quantized_words(model: ModelFacts) -> str:
+    found = model.weights.quantized if model.weights else None
+    return "" if found is None else f", {found.weights:,} of them in {found.layers} linear layers quantized to {found.format}"
 
-_OperatorColumn = tuple[str, Callable[[OperatorRow], Maybe[float]], Callable[[float], str]]
+
+# --- operators --------------------------------------------------------------------------------------------------------------
 
 
 def operators_table(torch: TorchPass, most: int | None = MOST_ROWS) -> Table:
-    """Return operators of the torch pass by self time. A column without any value is replaced by a note with the reason."""
+    """Return operators of the torch pass by self time."""
     shown = torch.operators[:most]
-    kept, lost = _operator_columns(shown)
-    columns = [Column("operator"), *numbers("calls", *[name for name, _, _ in kept], "share of self time")]
+    times_of, sizes_of = ("CPU self", "CPU total", "CPU mean", "device self", "device total"), ("CPU memory", "device memory")
+    columns = [Column("operator"), *numbers("calls", *times_of, *sizes_of, "share of self time")]
     table = Table("operators", "Operators, under torch.profiler", columns, tools=True)
     whole = sum(map(self_ns, torch.operators)) or 1
     for row in shown:
-        cells = [cell(value(row), show) for _, value, show in kept]
-        table.add(name_cell(row.name), count_cell(row.calls), *cells, cell(self_ns(row) / whole, percent))
+        mean: Maybe[float] = row.cpu_total_ns / row.calls if row.calls else Missing("no call")
+        spent = (row.cpu_self_ns, row.cpu_total_ns, mean, row.device_self_ns, row.device_total_ns)
+        table.add(
+            name_cell(row.name),
+            count_cell(row.calls),
+            *[cell(ns, duration) for ns in spent],
+            *[cell(size, memory_size) for size in (row.cpu_memory_bytes, row.device_memory_bytes)],
+            cell(self_ns(row) / whole, percent),
+        )
     rest = len(torch.operators) - len(shown)
-    more = [f"The {len(shown)} longest; operators.md and ops.csv have {rest:,} more."] if rest else []
-    table.foot = " ".join([*more, *[f"{', '.join(names)}: n/a: {why}." for why, names in lost.items()]])
+    table.foot = f"The {len(shown)} longest; operators.md and ops.csv have {rest:,} more." if rest else ""
     return table
-
-
-def _operator_columns(rows: Sequence[OperatorRow]) -> tuple[list[_OperatorColumn], dict[str, list[str]]]:
-    """Return the columns with at least one value, and the names of the others by reason."""
-    every: list[_OperatorColumn] = [
-        ("CPU self", lambda row: row.cpu_self_ns, duration),
-        ("CPU total", lambda row: row.cpu_total_ns, duration),
-        ("CPU mean", lambda row: row.cpu_total_ns / row.calls if row.calls else Missing("no call"), duration),
-        ("device self", lambda row: row.device_self_ns, duration),
-        ("device total", lambda row: row.device_total_ns, duration),
-        ("CPU memory", lambda row: row.cpu_memory_bytes, memory_size),
-        ("device memory", lambda row: row.device_memory_bytes, memory_size),
-    ]
-    kept = [column for column in every if not rows or any(known(column[1](row), None) is not None for row in rows)]
-    lost: dict[str, list[str]] = {}
-    for name, why in missing((column[0], column[1](rows[0])) for column in every if column not in kept):
-        lost.setdefault(why, []).append(name)
-    return kept, lost
 
 
 def self_ns(row: OperatorRow) -> int:

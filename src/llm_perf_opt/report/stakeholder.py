@@ -1,15 +1,28 @@
 """stakeholder_summary.md: one page for decision makers."""
 
+from collections.abc import Sequence
+
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.core.records import CleanTimings, Distribution, Missing, TorchPass
 from llm_perf_opt.report.charts import Figure
-from llm_perf_opt.report.document import Block, Chart, Document, Paragraph, Section, bullets
-from llm_perf_opt.report.findings import finding_sentences, trial_words
-from llm_perf_opt.report.run_document import ROOFLINE, WATERFALL, images_of, warning_blocks
+from llm_perf_opt.report.document import AdviceCards, Banner, Block, Chart, Document, Paragraph, Section, bullets, when_known
+from llm_perf_opt.report.findings import (
+    advice_cards,
+    banner_items,
+    changes,
+    elsewhere_sentences,
+    findings_of,
+    source_of,
+    trial_words,
+)
+from llm_perf_opt.report.run_document import ROOFLINE, WATERFALL, images_of, input_blocks, warning_blocks
 from llm_perf_opt.report.run_tables import self_ns, what_ran
 from llm_perf_opt.report.text import duration, growth, known, known_within, percent, significant, then
 
+TOP_FINDINGS = 3
+_NOTHING = "The evidence supports no change that saves enough to be listed."
 _CLOSING = "Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md."
 
 
@@ -22,11 +35,12 @@ def summary_document(analysis: RunAnalysis) -> Document:
     made = images_of(analysis)
     nothing: Figure = {}
     images = [Chart(image.file, image.title, nothing, image=image) for image in (WATERFALL, ROOFLINE) if image.file in made]
-    measured: list[Block] = [bullets([note.text for note in analysis.inputs])] if analysis.inputs else []
+    measured = input_blocks(analysis)
     sections = [
         Section("narrative", "", [bullets(_narrative(analysis, timings))]),
+        Section("findings", "What to change first", _changes(analysis)),
         *([Section("inputs", "What was measured", measured)] if measured else []),
-        Section("warnings", "Warnings", [*warning_blocks(analysis)[-1:], *images, Paragraph(_CLOSING)]),
+        Section("warnings", "Warnings", [*warning_blocks(analysis), *images, Paragraph(_CLOSING)]),
     ]
     return Document(title, what_ran(timings), "", sections)
 
@@ -50,12 +64,25 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
             f"and {shorter.name} {percent(shorter.share, 0)}: most of the time goes to {longer.name}."
         )
     sentences += known(then(analysis.efficiency, _bounds), [])
-    shares = {stage.name: stage.share for stage in (prefill, decode) if stage}
-    sentences += finding_sentences(analysis.trace, shares)
-    tried = () if analysis.verified is None else analysis.verified.trials
-    sentences += [f"Tried {trial.id}: {trial_words(trial)}" for trial in tried]
     sentences += known(then(analysis.drift, lambda drift: [f"Growth of a decode step with the context: {growth(drift)}."]), [])
     return [*sentences, *known(then(analysis.torch, _top_operator), [])]
+
+
+def _changes(analysis: RunAnalysis) -> list[Block]:
+    """Return the first findings as cards, without their details, and trials that are on none of them."""
+    source = source_of(analysis)
+
+    def build(found: Sequence[Finding]) -> list[Block]:
+        items = banner_items(found)
+        cards = [card._replace(details=()) for card in advice_cards(changes(found)[:TOP_FINDINGS], source).cards]
+        blocks: list[Block] = [Banner([item._replace(details=()) for item in items])] if items else []
+        blocks.append(AdviceCards(cards) if cards else Paragraph(_NOTHING))
+        return [*blocks, *[Paragraph(text) for text in elsewhere_sentences(found, source.shares)]]
+
+    found = known(findings_of(analysis), ())
+    shown = {finding.id for finding in changes(found)[:TOP_FINDINGS]}
+    others = [f"Tried {trial.id}: {trial_words(trial)}" for trial in source.trials.values() if trial.id not in shown]
+    return [*when_known("Findings:", findings_of(analysis), build), *([bullets(others)] if others else [])]
 
 
 def _bounds(found: Efficiency) -> list[str]:

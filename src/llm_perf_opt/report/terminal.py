@@ -5,7 +5,21 @@ import textwrap
 from collections.abc import Sequence
 
 from llm_perf_opt.core.terminal import one_line, visible
-from llm_perf_opt.report.document import Block, Cards, Cell, Chart, Code, Document, Items, Table, Unavailable
+from llm_perf_opt.report.document import (
+    Advice,
+    AdviceCards,
+    Banner,
+    Block,
+    Cards,
+    Cell,
+    Chart,
+    Code,
+    Document,
+    Items,
+    StackedBar,
+    Table,
+    Unavailable,
+)
 
 WIDTH = 100
 _NARROWEST = 16
@@ -39,14 +53,48 @@ def block_text(block: Block) -> str:
     if isinstance(block, Unavailable):
         return _wrapped(f"{block.what} n/a: {block.why}")
     if isinstance(block, Cards):
-        return "\n".join(_wrapped(f"{card.name}: {card.value} {card.detail}") for card in block.cards)
+        return "\n".join(_wrapped(f"{card.name}: {card.value} {card.distance} {card.detail}") for card in block.cards)
+    if isinstance(block, StackedBar):
+        return _bar(block)
+    if isinstance(block, AdviceCards):
+        return "\n".join(line for number, card in enumerate(block.cards, 1) for line in _advice(number, card))
+    if isinstance(block, Banner):
+        return "\n".join(_items(Items(block.items)))
     if isinstance(block, Chart):
         return "\n".join(_wrapped(f"- {note}", "  ") for note in block.notes)
     return _wrapped(block.text)
 
 
+def _bar(block: StackedBar) -> str:
+    rows = [[share.percent, share.time, f"{share.label} {share.within}".strip()] for share in block.shares]
+    return "\n".join([_wrapped(f"{block.title} {block.detail}"), *aligned(rows, "rrl")])
+
+
+def _joined(card: Advice) -> str:
+    return "; ".join(text for text in (effect_words(card), card.request) if text)
+
+
+def effect_words(card: Advice) -> str:
+    """Return what a change saves, with its interval in brackets."""
+    return f"{card.effect} ({card.within})" if card.within else card.effect
+
+
+def _advice(number: int, card: Advice) -> list[str]:
+    begin = f"{number}. "
+    room = " " * len(begin)
+    texts = (f"{begin}{card.title} [{card.id}]", f"{room}{_joined(card)}", f"{room}{card.evidence}")
+    lines = [_wrapped(text, room) for text in texts if text.strip()]
+    lines += [_wrapped(f"{room}tried: {card.tried}", room)] if card.tried else []
+    if card.command:  # on one line, so that it can be copied
+        lines.append(f"{room}try: {one_line(card.command)}")
+    elif card.change:
+        lines.append(_wrapped(f"{room}try: {card.change}", room))
+    return [*lines, *[_wrapped(f"{room}· {detail}", f"{room}  ") for detail in card.details]]
+
+
 def table_text(table: Table) -> str:
     """Return a table as text: caption, aligned columns, reasons of missing values, footnote."""
+    table = table.shown
     rows = [[_text(cell) for cell in row] for row in table.body]
     named = [place for place in range(len(table.columns)) if any(row[place].is_name for row in table.body)]
     header = [one_line(column.name) for column in table.columns]
@@ -54,22 +102,28 @@ def table_text(table: Table) -> str:
     align = "".join("r" if column.number else "l" for column in table.columns)
     lines = [_wrapped(table.caption), columns(header, rows, align)]
     lines += [_wrapped(f"n/a ({letter}): {why}", "  ") for letter, why in table.marked_reasons]
+    lines += [_wrapped(text, "  ") for text in table.dropped]
     return "\n".join(line for line in (*lines, _wrapped(table.foot)) if line)
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
     """Return aligned columns, two spaces apart, with each cell on one line."""
-    head, *body = [[one_line(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[index]) for row in (head, *body)) for index in range(len(header))]
+    return "\n".join(aligned([header, *rows], align))
 
-    def line(cells: Sequence[str]) -> str:
+
+def aligned(rows: Sequence[Sequence[str]], align: str) -> list[str]:
+    """Return rows with each cell as wide as its column; `align` has l or r per column."""
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(align))]
+
+    def line(row: Sequence[str]) -> str:
         parts = [
             cell.rjust(width) if letter == "r" else cell.ljust(width)
-            for cell, width, letter in zip(cells, widths, align, strict=True)
+            for cell, width, letter in zip(row, widths, align, strict=True)
         ]
         return "  ".join(parts).rstrip()
 
-    return "\n".join([line(head), *[line(row) for row in body]])
+    return [line(row) for row in cells]
 
 
 def shortened(name: str, most: int) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.trace.document import (
+    ON_CPU,
+    BudgetLine,
     BudgetTable,
     DeviceLine,
     GpuMetricLine,
@@ -16,7 +18,9 @@ from llm_perf_opt.analysis.trace.document import (
     TraceAnalysis,
 )
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import durations
 from llm_perf_opt.report.document import (
+    Banner,
     Block,
     Cell,
     Column,
@@ -33,7 +37,7 @@ from llm_perf_opt.report.document import (
     name_cell,
     numbers,
 )
-from llm_perf_opt.report.findings import finding_blocks
+from llm_perf_opt.report.findings import banner_items, finding_blocks
 from llm_perf_opt.report.terminal import render_text
 from llm_perf_opt.report.text import duration, grouped, percent, significant
 
@@ -58,13 +62,50 @@ _OTHER_THREAD = Missing("the range may end on another thread than it started on"
 def budget_table(number: int, budget: BudgetTable) -> Table:
     """Return the budget of a stage; the rows sum to its wall time."""
     many = f"{budget.units:,} {budget.unit}s" if budget.units > 1 else f"one {budget.unit}"
-    columns = [Column("use"), *numbers("time", f"per {budget.unit}", "share")]
+    estimated = any(row.low_ns is not None for row in budget.rows)
+    names = ("time", f"per {budget.unit}", *(["interval"] if estimated else []), "share")
+    columns = [Column("use"), *numbers(*names)]
     caption = f"Where {budget.stage} goes: {duration(budget.wall_ns)} for {many}"
     table = Table(f"budget-{number}", caption, columns)
-    for label, ns, share in (*[(row.label, row.ns, row.share) for row in budget.rows], ("sum", budget.wall_ns, 1.0)):
-        table.add(label, cell(ns, duration), cell(ns / max(budget.units, 1), duration), cell(share, percent))
+    units = max(budget.units, 1)
+    for row in (*budget.rows, BudgetLine("", "sum", budget.wall_ns, 1.0)):
+        within = [_interval(row, units)] if estimated else []
+        table.add(row.label, cell(row.ns, duration), cell(row.ns / units, duration), *within, cell(row.share, percent))
     table.foot = " ".join([f"Wall time from {budget.wall_source}.", *budget.notes])
     return table
+
+
+def _interval(row: BudgetLine, units: int) -> str:
+    """Return the interval of a row per unit; empty for a row that is not an estimate."""
+    return "" if row.low_ns is None or row.high_ns is None else durations(row.low_ns / units, row.high_ns / units, 3)
+
+
+def component_tables(number: int, budget: BudgetTable) -> list[Table]:
+    """Return the time of each component by row of the budget, if the trace labels components."""
+    if not budget.components:
+        return []
+    keys = [key for key in _COMPONENT_ROWS if any(line.rows.get(key) for line in budget.components)]
+    names = [_COMPONENT_ROWS[key] for key in keys]
+    caption = f"{budget.stage.capitalize()} by component and operator class, under the profiler"
+    table = Table(f"component-rows-{number}", caption, [Column("component"), *numbers(*names, "all")])
+    for line in budget.components:
+        table.add(line.name, *[cell(line.rows.get(key, 0), duration) for key in keys], cell(line.ns, duration))
+    table.foot = "These times include the cost of the profiler, which the budget above does not."
+    return [table]
+
+
+_COMPONENT_ROWS = {
+    "matmul": "matrix products",
+    "attention": "attention",
+    "norm": "norms",
+    "elementwise": "elementwise",
+    "compiled": "compiled",
+    "memory": "memory",
+    "communication": "communication",
+    "framework": "framework",
+    "python": "Python",
+}
+"""Row of the budget → column."""
 
 
 def device_tables(devices: Sequence[DeviceLine]) -> list[Table]:
@@ -165,7 +206,7 @@ def trace_document(found: TraceAnalysis, top: int = TOP) -> Document:
     sections = [_untitled("health", [Items([_problem(problem) for problem in found.problems])] if found.problems else [])]
     if found.complete:
         sections += [
-            _untitled("gpu", [_gpu(found), *device_tables(found.devices)]),
+            _untitled("gpu", [*_gpu(found), *device_tables(found.devices)]),
             _untitled("stages", [_stages(found), *label_tables(found.labels, top), *_host_operators(found.host, top)]),
             *[_untitled(f"budget-{number}", _budget(found, number)) for number in range(len(found.budgets))],
             _untitled("idle", _idle(found)),
@@ -188,17 +229,20 @@ def _problem(problem: ProblemLine) -> Item:
     return Item("fatal:" if problem.fatal else "note:", f"{problem.what}{remedy}")
 
 
-def _gpu(found: TraceAnalysis) -> Block:
+def _gpu(found: TraceAnalysis) -> list[Block]:
     gpu = found.gpu
+    if found.device == ON_CPU:
+        return []
     if not gpu.span_ns or gpu.busy_ns is None or gpu.idle_ns is None or gpu.kernel_ns is None:
-        return Unavailable("GPU:", found.why or "the device work has no duration")
+        return [Unavailable("GPU:", found.why or "the device work has no duration")]
     several = len(found.devices) > 1
     which = f" on {len(found.devices)} devices" if several else ""
     busy = "at least one busy" if several else "busy"
-    return Paragraph(
+    words = (
         f"GPU: {gpu.kernels:,} kernels{which}, {duration(gpu.kernel_ns)} of kernel time; {busy} {duration(gpu.busy_ns)} "
         f"({percent(gpu.busy_ns / gpu.span_ns)}), idle {duration(gpu.idle_ns)} of a span of {duration(gpu.span_ns)}"
     )
+    return [Paragraph(words)]
 
 
 def _stages(found: TraceAnalysis) -> Block:
@@ -250,7 +294,7 @@ def _host_table(number: int, where: str, lines: Sequence[HostOperatorLine], most
 def _budget(found: TraceAnalysis, number: int) -> list[Block]:
     budget = found.budgets[number]
     problems: list[Block] = [bullets([f"PROBLEM: {text}" for text in budget.problems])] if budget.problems else []
-    return [budget_table(number, budget), *problems]
+    return [budget_table(number, budget), *problems, *component_tables(number, budget)]
 
 
 def _idle(found: TraceAnalysis) -> list[Block]:
@@ -307,9 +351,10 @@ def _borrowed(found: TraceAnalysis, top: int) -> list[Block]:
 
 
 def _findings(found: TraceAnalysis) -> list[Block]:
-    if not found.findings and found.gpu.kernels is None:
-        return [Unavailable("Findings:", f"{found.why}, and the rules are about GPU work")]
-    return finding_blocks(found.findings)
+    if not found.findings and found.why:
+        return [Unavailable("Findings:", found.why)]
+    items = banner_items(found.findings)
+    return [*([Banner(items)] if items else []), *finding_blocks(found.findings)]
 
 
 def _time(ns: int | None) -> Cell | Missing:

@@ -49,6 +49,40 @@
     field.addEventListener("input", function () { filterRows(table, field.value, count); });
   });
 
+  // --- commands: a button that copies them ----------------------------------------------------------------------
+  function copied(button, text) {
+    button.textContent = text;
+    window.setTimeout(function () { button.textContent = "Copy"; }, 1500);
+  }
+  function copySelected(code) {
+    const range = document.createRange();
+    range.selectNodeContents(code);
+    const selection = window.getSelection();
+    selection.removeAllRanges();
+    selection.addRange(range);
+    return document.execCommand("copy");
+  }
+  document.querySelectorAll(".command").forEach(function (box) {
+    const code = box.querySelector("code"), button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Copy";
+    button.setAttribute("aria-label", "Copy the command");
+    button.setAttribute("aria-live", "polite");
+    box.appendChild(button);
+    button.addEventListener("click", function () {
+      // The clipboard may be refused to a page opened from disk; then the command is selected and copied the old way.
+      const written = navigator.clipboard ? navigator.clipboard.writeText(code.textContent) : Promise.reject();
+      written.then(function () { copied(button, "Copied"); }, function () { copied(button, copySelected(code) ? "Copied" : "Selected"); });
+    });
+  });
+  // On paper, what is folded is shown.
+  let opened = [];
+  window.addEventListener("beforeprint", function () {
+    opened = Array.from(document.querySelectorAll("details:not([open])"));
+    opened.forEach(function (box) { box.open = true; });
+  });
+  window.addEventListener("afterprint", function () { opened.forEach(function (box) { box.open = false; }); });
+
   // --- charts ------------------------------------------------------------------------------------------------------
   const figures = JSON.parse(document.getElementById("charts").textContent);
   const names = Object.keys(figures);
