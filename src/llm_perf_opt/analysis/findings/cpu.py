@@ -38,6 +38,9 @@ products. Two models on two CPUs left 14, 44, 46 and 51 % (docs/measurements.md)
 _GROWING = (HostRow.MATMUL, HostRow.ATTENTION, HostRow.NORM, HostRow.COMPILED)
 LARGER_BATCH = 8
 """How many times the current batch is proposed."""
+_BATCH_GROWTH = 0.4
+"""How far the time of operators is expected to be from its best to its worst at a larger batch; fitted to tiny and qwen2_5_0_5b
+on a CPU (docs/measurements.md)."""
 WORTHWHILE_BATCH = 1.1
 """The least gain in tokens per second that makes a larger batch a finding."""
 _LOOPS = (DECODE, STEP, MIXED_STEP, WHOLE)
@@ -87,8 +90,8 @@ def _compiling(evidence: Evidence) -> tuple[ToTry, str]:
     title = "Compile the decode step" if evidence.cpu_stage(DECODE) else "Compile the model"
     found = evidence.facts.env.get("compiler")
     if isinstance(found, str):
-        change = f"Install a C++ compiler first: {found.removeprefix('n/a: ')} {words}"
-        return ToTry((), change, title), "This machine has no C++ compiler."
+        change = f"{words} This machine cannot compile C++: {found.removeprefix('n/a: ')}"
+        return ToTry((), change, title), "It needs a C++ compiler, which this machine does not have."
     return ToTry(_COMPILE, words, title), ""
 
 
@@ -300,11 +303,11 @@ def small_batch_on_cpu(evidence: Evidence) -> Finding | None:
     now, then = ((None if isinstance(each, Missing) else each[1].seconds) for each in least)
     if not now or not then:
         return None
-    # At best, products, attention and norms grow as their roofline time does; at worst, with the batch. Expected: the midpoint.
+    # At best, products, attention and norms grow as their roofline time does; at worst, all operators grow with the batch.
     growing = stage.per_unit(sum(stage.rows.get(row, 0) for row in _GROWING))
     linear = stage.per_unit(sum(stage.rows.get(row, 0) for row in (HostRow.ELEMENTWISE, HostRow.MEMORY)))
-    more = larger / batch - 1
-    after = stage.wall_ns + (growing * (then / now - 1) + growing * more) / 2 + linear * more / 2
+    more, least_more = larger / batch - 1, then / now - 1
+    after = stage.wall_ns + growing * (least_more + _BATCH_GROWTH * (more - least_more)) + linear * _BATCH_GROWTH * more
     worst = stage.wall_ns + (growing + linear) * more
     if larger / after < WORTHWHILE_BATCH * batch / stage.wall_ns:
         return None
