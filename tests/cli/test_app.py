@@ -240,6 +240,7 @@ def gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_interrupt_keeps_what_was_measured(running: tuple[subprocess.Popen[str], Path]) -> None:
     process, run = running
     pid = measured_pid(run)

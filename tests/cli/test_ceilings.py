@@ -23,6 +23,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_measure_then_find_again(cache: Path) -> None:
     first = llm_perf("ceilings", "--device", "cpu", *BUDGET, cache=cache)
     assert first.returncode == 0, first.stderr

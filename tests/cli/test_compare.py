@@ -68,6 +68,7 @@ def compare_json(*words: str, cwd: Path) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_does_what_it_says(project: Path) -> None:
     assert {line.split()[1] for line in COMMANDS} == {"run", "compare", "baseline", "runs"}
     for line in COMMANDS:

@@ -413,6 +413,7 @@ def run_module(*arguments: str, cache: Path) -> tuple[int, list[dict[str, Any]]]
     return done.returncode, [json.loads(line[len(prefix) :]) for line in done.stdout.splitlines() if line.startswith(prefix)]
 
 
+@pytest.mark.slow
 def test_the_process_measures_tells_and_writes(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     code, messages = run_module("--device", "cpu", "--threads", "1", "--budget-s", "0.05", "--out", str(out), cache=tmp_path)
