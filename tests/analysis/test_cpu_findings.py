@@ -33,9 +33,7 @@ def evidence(rows: Mapping[HostRow, int], by_name: Mapping[str, tuple[int, int]]
     wall, none = sum(rows.values()), dict.fromkeys(HostRow, 0)
     time = HostTime("decode", "token", STEPS, wall, {**none, **rows}, none, 0, 0, {**none, HostRow.MATMUL: 100}, by_name or {})
     budget = StageBudget("decode", STEPS, wall, "the unprofiled pass", wall, (BudgetRow(BudgetKey.MATMUL, wall, 1.0),))
-    stage = HostStageEvidence(
-        name="decode", unit="token", units=STEPS, budget=budget, unprofiled=True, time=time, roofline=Missing("none"), rows=rows
-    )
+    stage = HostStageEvidence(name="decode", unit="token", units=STEPS, budget=budget, unprofiled=True, time=time, rows=rows)
     timings = clean_timings(in_a_row(10, 5 * MS, [wall // STEPS] * STEPS))
     config = {"runtime": {"type": "pytorch", "cache": "dynamic", "compile": "none"}}
     return Evidence((), RunFacts(**{"timings": timings, "config": config, **facts}), "labels", (stage,))
@@ -86,6 +84,8 @@ def test_another_format_is_proposed_if_it_was_measured_to_be_faster() -> None:
     assert int8 is not None
     assert (dtype.overrides, dtype.after_ns) == (["model.dtype=bf16"], 10 * MS - 4 * MS)
     assert (int8.overrides, int8.after_ns) == (["runtime.quantization=int8"], 10 * MS - 6 * MS)
+    engine = {"runtime": {"type": "vllm", "cache": "dynamic", "compile": "none"}}
+    assert found("slow_dtype", evidence(rows, ceilings=measured, config=engine)) is None, "its kernels were not measured"
     slower = ceilings(model_gemv_fp32=1.0, model_gemv_bf16=5.0, model_gemv_int8=1.0)
     assert found("slow_dtype", evidence(rows, ceilings=slower)) is None
     assert found("int8_weights", evidence(rows, ceilings=slower)) is None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.budget import BudgetKey, BudgetProblem, BudgetRow, StageBudget
+from llm_perf_opt.analysis.limits.binding import BUSY_ENOUGH, FRAMEWORK, NEITHER, OPERATORS, WAITING, RooflineDistance
 from llm_perf_opt.analysis.stats import apportion
 from llm_perf_opt.analysis.trace.host_time import HostTime
 from llm_perf_opt.analysis.trace.operator_classes import HostRow
@@ -220,3 +221,21 @@ def _subtract_roofline(
                 "the peaks, the cost model and the trace do not match",
             )
         )
+
+
+# --- what bounds a stage ----------------------------------------------------------------------------------------------
+
+_OVERHEAD = (BudgetKey.FRAMEWORK, BudgetKey.PYTHON)
+_NO_OPERATORS = (BudgetKey.ROOFLINE, BudgetKey.WAITING, BudgetKey.NOT_IN_TRACE, *_OVERHEAD)
+
+
+def cpu_verdict(distance: RooflineDistance, shares: Mapping[str, float]) -> tuple[str, str]:
+    """Return the verdict on a stage of a CPU run far from its roofline, given the shares of its budget."""
+    causes = {
+        FRAMEWORK: ("framework and Python take", sum(shares.get(key, 0.0) for key in _OVERHEAD)),
+        OPERATORS: ("operators above roofline take", sum(share for key, share in shares.items() if key not in _NO_OPERATORS)),
+        WAITING: ("waiting takes", shares.get(BudgetKey.WAITING, 0.0)),
+    }
+    parts = ", ".join(f"{words} {percentage(share)}" for words, share in causes.values() if share >= 0.005)
+    largest = max(causes, key=lambda cause: causes[cause][1])
+    return (largest if causes[largest][1] >= BUSY_ENOUGH else NEITHER), f"{distance.words}; {parts}"

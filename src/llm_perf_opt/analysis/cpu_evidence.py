@@ -3,17 +3,13 @@
 from collections.abc import Mapping
 
 from llm_perf_opt.analysis.cpu_budget import CpuBudgetFacts, cpu_stage_budget
-from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence, RunFacts, unprofiled_wall
-from llm_perf_opt.analysis.limits.efficiency import request_cost
-from llm_perf_opt.analysis.limits.peaks import best_roofline_time
-from llm_perf_opt.analysis.limits.roofline import RooflineTime
+from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence, RunFacts, repeats_of, unit_roofline, unprofiled_wall
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.host_time import WHOLE, HostTime, host_times
 from llm_perf_opt.analysis.trace.operator_classes import HostRow
-from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL, TraceStages
+from llm_perf_opt.analysis.trace.stage_instances import PREFILL, TraceStages
 from llm_perf_opt.core.host_records import ProfilerCost
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import Trace
 
 _ROW_OF_COMPONENT = {"attention_core": HostRow.ATTENTION, "norms": HostRow.NORM, "embedding": HostRow.MEMORY}
@@ -41,14 +37,13 @@ def _stage(time: HostTime, cost: Maybe[ProfilerCost], facts: RunFacts) -> HostSt
     wall_ns, ends, source = unprofiled_wall(time.stage, time.unit, time.units, facts)
     if time.stage == WHOLE:
         source = f"{source}; the trace labels no stages"
-    roofline = _roofline(time, facts)
     found = cpu_stage_budget(
         CpuBudgetFacts(
             time=time,
             wall_ns=wall_ns,
             wall_source=source,
             cost=cost,
-            roofline_ns=roofline if isinstance(roofline, Missing) else _by_row(roofline),
+            roofline_ns=_roofline(time, facts),
             waiting_ns=_waiting(time, facts),
             profiled_waiting_ns=_profiled_waiting(time, facts),
         )
@@ -64,31 +59,19 @@ def _stage(time: HostTime, cost: Maybe[ProfilerCost], facts: RunFacts) -> HostSt
         wall_ends_ns=ends,
         request_units=per_request,
         time=time,
-        roofline=roofline,
         rows=found.rows,
     )
 
 
-def _roofline(time: HostTime, facts: RunFacts) -> Maybe[RooflineTime]:
-    """Return the roofline time of as many units as the trace contains."""
-    if isinstance(facts.timings, Missing):
-        return facts.timings
-    if isinstance(facts.efficiency, Missing):
-        return facts.efficiency
-    if time.stage not in (PREFILL, DECODE) or time.unit == DECODE:
-        return Missing("the cost model does not cover this stage")
-    request = request_cost(facts.timings)
-    cost = request if isinstance(request, Missing) else request.stage(Stage(time.stage), time.units)
-    least = cost if isinstance(cost, Missing) else best_roofline_time(cost, facts.efficiency.peak_sets)
-    return least if isinstance(least, Missing) else least[1]
-
-
-def _by_row(roofline: RooflineTime) -> Mapping[HostRow, int]:
-    """Return the roofline time by the row whose operators do the work, in ns."""
+def _roofline(time: HostTime, facts: RunFacts) -> Maybe[Mapping[HostRow, int]]:
+    """Return the roofline time of all units in the trace by the row whose operators do the work, in ns."""
+    least = unit_roofline(time.stage, time.unit, time.units, facts)
+    if isinstance(least, Missing):
+        return least
     found: dict[HostRow, float] = {}
-    for component in roofline.components:
+    for component in least[1].components:
         row = _ROW_OF_COMPONENT.get(component.name, HostRow.MATMUL)
-        found[row] = found.get(row, 0.0) + component.seconds * 1e9
+        found[row] = found.get(row, 0.0) + component.seconds * 1e9 * repeats_of(time.stage, time.units)
     return {row: round(ns) for row, ns in found.items()}
 
 
@@ -108,8 +91,7 @@ def _waiting(time: HostTime, facts: RunFacts) -> Maybe[int]:
             if len(iteration.steps_cpu_ns) < time.units:
                 return unknown
             found.append(sum(iteration.steps_ns[: time.units]) - sum(iteration.steps_cpu_ns[: time.units]))
-    times = time.units if time.stage == PREFILL else 1
-    return round(percentile(found, 0.5)) * times if found else unknown
+    return round(percentile(found, 0.5)) * repeats_of(time.stage, time.units) if found else unknown
 
 
 def _profiled_waiting(time: HostTime, facts: RunFacts) -> Maybe[int]:

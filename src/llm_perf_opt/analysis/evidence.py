@@ -133,8 +133,6 @@ class HostStageEvidence(StageFigures):
     """One stage of a program on the CPU."""
 
     time: HostTime
-    roofline: Maybe[RooflineTime]
-    """Of all units in the trace."""
     rows: Mapping[HostRow, int]
     """Time of each class of operators without the profiler's cost, over all units, including its roofline time."""
 
@@ -285,7 +283,7 @@ def unprofiled_wall(stage: str, unit: str, units: int, facts: RunFacts) -> tuple
     values = stage_samples(timings, Stage(stage), units)
     if isinstance(values, Missing):
         return None, None, f"{profiled}: {values.why}"
-    times = units if stage == PREFILL else 1
+    times = repeats_of(stage, units)
     found = summarize(values)
     low, high = ends(found)
     return round(found.median) * times, (low * times, high * times), f"the unprofiled pass, median of {found.n} repeats"
@@ -293,24 +291,32 @@ def unprofiled_wall(stage: str, unit: str, units: int, facts: RunFacts) -> tuple
 
 def _roofline(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Peaks]]:
     """Return the roofline time of as many units on all devices that share the work. `devices`: those in the trace."""
-    if (elsewhere := more_devices(devices, devices_of(facts.timings))) is not None:
-        return elsewhere, elsewhere
-    if isinstance(facts.timings, Missing):
-        return facts.timings, facts.timings
-    if isinstance(facts.efficiency, Missing):
-        return facts.efficiency, facts.efficiency
-    if stage not in (PREFILL, DECODE):
-        why = Missing("the cost model does not cover this stage")
-        return why, why
-    if unit == DECODE:
-        return _NO_STEPS, _NO_STEPS
-    request = request_cost(facts.timings)
-    cost = request if isinstance(request, Missing) else request.stage(Stage(stage), units)
-    least = cost if isinstance(cost, Missing) else best_roofline_time(cost, facts.efficiency.peak_sets)
+    elsewhere = more_devices(devices, devices_of(facts.timings))
+    least = elsewhere or unit_roofline(stage, unit, units, facts)
     if isinstance(least, Missing):
         return least, least
     roof, found = least
-    return round(found.seconds * 1e9) * (units if stage == PREFILL else 1), roof
+    return round(found.seconds * 1e9) * repeats_of(stage, units), roof
+
+
+def unit_roofline(stage: str, unit: str, units: int, facts: RunFacts) -> Maybe[tuple[Peaks, RooflineTime]]:
+    """Return the best known peaks and the roofline time of one prefill, or of as many decode steps as the trace contains."""
+    if isinstance(facts.timings, Missing):
+        return facts.timings
+    if isinstance(facts.efficiency, Missing):
+        return facts.efficiency
+    if stage not in (PREFILL, DECODE):
+        return Missing("the cost model does not cover this stage")
+    if unit == DECODE:
+        return _NO_STEPS
+    request = request_cost(facts.timings)
+    cost = request if isinstance(request, Missing) else request.stage(Stage(stage), units)
+    return cost if isinstance(cost, Missing) else best_roofline_time(cost, facts.efficiency.peak_sets)
+
+
+def repeats_of(stage: str, units: int) -> int:
+    """Return how often the time of `unit_roofline` or of an unprofiled stage occurs in the trace."""
+    return units if stage == PREFILL else 1
 
 
 def _counters(stage: str, facts: RunFacts) -> Maybe[StageKernels]:

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.cost_model.cost import compute_dtype
+from llm_perf_opt.analysis.cpu_budget import cpu_verdict
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence
-from llm_perf_opt.analysis.limits.binding import cpu_verdict
+from llm_perf_opt.analysis.limits.binding import NEITHER
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, given_hardware, hardware_of_device, more_devices
 from llm_perf_opt.analysis.metrics import context_drift, metrics, stage_timings
@@ -213,8 +214,10 @@ def _judged_by_budget(found: Maybe[Efficiency], trace: TraceAnalysis) -> Maybe[E
     shares = {table.stage: {row.key: row.share for row in table.rows} for table in trace.budgets}
     stages = []
     for stage in found.stages:
-        word, because = cpu_verdict(stage.verdict, stage.because, shares.get(stage.stage, {}))
-        stages.append(replace(stage, verdict=word, because=because))
+        if stage.verdict == NEITHER and stage.stage in shares and not isinstance(stage.distance, Missing):
+            word, because = cpu_verdict(stage.distance, shares[stage.stage])
+            stage = replace(stage, verdict=word, because=because)
+        stages.append(stage)
     return replace(found, stages=tuple(stages))
 
 

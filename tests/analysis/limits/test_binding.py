@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llm_perf_opt.analysis.cpu_budget import cpu_verdict
 from llm_perf_opt.analysis.limits.binding import (
     BUSY_ENOUGH,
     COMPUTE,
@@ -21,7 +22,6 @@ from llm_perf_opt.analysis.limits.binding import (
     WAITING,
     KernelShare,
     RooflineDistance,
-    cpu_verdict,
     sampled_share,
     verdict,
 )
@@ -181,9 +181,9 @@ def test_times_roofline_does_not_round_across_the_threshold(times: float, said: 
         ({"floor": 0.1, "framework": 0.1, "python": 0.1, "matmul": 0.5, "memory": 0.2}, "operator-bound"),
         ({"floor": 0.1, "waiting": 0.6, "matmul": 0.3}, "waiting"),
         ({"floor": 0.3, "framework": 0.35, "matmul": 0.35}, "near neither limit"),
-        ({}, "near neither limit"),
     ],
 )
 def test_the_budget_decides_what_bounds_a_stage_on_a_cpu(shares: dict[str, float], word: str) -> None:
-    assert cpu_verdict("near neither limit", "it takes 9 × its roofline time; more", shares)[0] == word
-    assert cpu_verdict("memory-bound", "near", shares) == ("memory-bound", "near")
+    found, because = cpu_verdict(nearest(9.0), shares)
+    assert found == word
+    assert because.startswith(nearest(9.0).words)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from llm_perf_opt.analysis.cost_model.cost import step_cost
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence
+from llm_perf_opt.analysis.findings import device
 from llm_perf_opt.analysis.findings.finding import (
     Bounds,
     Claim,
@@ -36,13 +37,9 @@ _LEFT: Bounds = (0.1, 0.4, 0.6)
 """What a compiled step leaves of framework, Python and the operators that it fuses: guards, the generated wrapper, and calls of
 products. Two models on two CPUs left 14, 44, 46 and 51 % (docs/measurements.md)."""
 _GROWING = (HostRow.MATMUL, HostRow.ATTENTION, HostRow.NORM, HostRow.COMPILED)
-LARGER_BATCH = 8
-"""How many times the current batch is proposed."""
 _BATCH_GROWTH = 0.4
 """How far the time of operators is expected to be from its best to its worst at a larger batch; fitted to tiny and qwen2_5_0_5b
 on a CPU (docs/measurements.md)."""
-WORTHWHILE_BATCH = 1.1
-"""The least gain in tokens per second that makes a larger batch a finding."""
 _LOOPS = (DECODE, STEP, MIXED_STEP, WHOLE)
 """The stages that repeat, the first known one counts; a trace without labels is one stage."""
 _STAGES = {PREFILL: "gemm", DECODE: "gemv"}
@@ -122,8 +119,8 @@ def _other_products(evidence: Evidence, stage: HostStageEvidence, timings: Clean
     """Return the finding that the products of a stage are faster in another format, as measured at the model's shapes."""
     kind = _STAGES.get(stage.name)
     products = stage.rows.get(HostRow.MATMUL, 0)
-    if kind is None or not products or (stage.name == DECODE and not stage.by_token):
-        return None
+    if kind is None or not products or (stage.name == DECODE and not stage.by_token) or not evidence.facts.own_runtime:
+        return None  # an engine has kernels of its own, which were not measured
     now, then = (measured_ns(evidence.facts.ceilings, f"model_{kind}_{name}") for name in (timings.model.dtype, dtype))
     if isinstance(now, Missing) or isinstance(then, Missing) or then >= now:
         return None
@@ -167,7 +164,7 @@ def thread_count(evidence: Evidence) -> Finding | None:
     timings, stage = evidence.facts.timings, evidence.cpu_stage(DECODE)
     if stage is None or not stage.by_token or isinstance(timings, Missing) or isinstance(evidence.facts.ceilings, Missing):
         return None
-    times = _times_by_threads(evidence)
+    times = _times_by_threads(evidence) if evidence.facts.own_runtime else {}
     now, products = times.get(timings.threads), stage.rows.get(HostRow.MATMUL, 0)
     if now is None or not products:
         return None
@@ -295,7 +292,7 @@ def small_batch_on_cpu(evidence: Evidence) -> Finding | None:
     if isinstance(request, Missing):
         return None
     batch, peak_sets = facts.timings.workload.batch_size, facts.efficiency.peak_sets
-    larger, context = LARGER_BATCH * batch, facts.timings.workload.padded_tokens
+    larger, context = device.LARGER_BATCH * batch, facts.timings.workload.padded_tokens
     least = [
         best_roofline_time(step_cost(request.architecture, Step(many, 1, context), request.formats), peak_sets)
         for many in (batch, larger)
@@ -309,7 +306,7 @@ def small_batch_on_cpu(evidence: Evidence) -> Finding | None:
     more, least_more = larger / batch - 1, then / now - 1
     after = stage.wall_ns + growing * (least_more + _BATCH_GROWTH * (more - least_more)) + linear * _BATCH_GROWTH * more
     worst = stage.wall_ns + (growing + linear) * more
-    if larger / after < WORTHWHILE_BATCH * batch / stage.wall_ns:
+    if larger / after < device.WORTHWHILE * batch / stage.wall_ns:
         return None
     step_ns = round(stage.wall_ns)
     found = Throughput(batch, larger, step_ns, round(after), step_ns, round(worst), stage.unit, stage.units)

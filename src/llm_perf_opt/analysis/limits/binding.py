@@ -1,6 +1,5 @@
 """What bounds a stage, with the evidence; no verdict goes beyond the measurements."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.roofline import RooflineTime
@@ -162,25 +161,6 @@ def verdict(distance: Maybe[RooflineDistance], share: Maybe[KernelShare], *, on_
     if isinstance(share, Missing):
         return UNKNOWN, f"{distance.words}, and the share of kernels in it is unknown: {share.why} ({HOW_TO_KNOW})"
     return _far_from_roofline(distance, share)
-
-
-_OVERHEAD = ("framework", "python")
-_NO_OPERATORS = ("floor", "waiting", "not_in_trace", *_OVERHEAD)
-
-
-def cpu_verdict(word: str, because: str, shares: Mapping[str, float]) -> tuple[str, str]:
-    """Return the verdict on a stage of a CPU run, given the shares of its budget; one near its roofline keeps its own."""
-    if word != NEITHER or not shares:
-        return word, because
-    distance = because.split(";")[0]
-    causes = {
-        FRAMEWORK: ("framework and Python take", sum(shares.get(key, 0.0) for key in _OVERHEAD)),
-        OPERATORS: ("operators above roofline take", sum(share for key, share in shares.items() if key not in _NO_OPERATORS)),
-        WAITING: ("waiting takes", shares.get("waiting", 0.0)),
-    }
-    parts = ", ".join(f"{words} {percentage(share)}" for words, share in causes.values() if share >= 0.005)
-    largest = max(causes, key=lambda cause: causes[cause][1])
-    return (largest if causes[largest][1] >= BUSY_ENOUGH else NEITHER), f"{distance}; {parts}"
 
 
 def _far_from_roofline(distance: RooflineDistance, share: KernelShare) -> tuple[str, str]:
