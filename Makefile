@@ -7,7 +7,8 @@ OVERRIDES ?=
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadfile
+# The tests start hundreds of processes: without compiled files each would compile the package again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadfile
 
 .PHONY: profile test test-all test-long explore check format bench vllm-venv clean
 

@@ -51,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         random.Random(order).shuffle(items)
 
 
+def pytest_collection_finish() -> None:
+    """Leave what imports and collection made out of every later garbage collection."""
+    gc.freeze()
+
+
 _LONGEST = ("test_vllm_engine.py", "test_fuzz.py", "test_nsys_fuzz.py", "test_app.py", "test_nsight_run.py", "test_lines.py")
 """These files are started first, so that no worker still has a long one when the others have finished."""
 

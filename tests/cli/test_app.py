@@ -47,7 +47,8 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     folder = tmp_path_factory.mktemp("whole")
     outcome = run_json(
         *SMALL, "dataset=sample_prompts", "runtime.prompt_tokens=150", "runtime.batch_size=3",
-        "model.substages.first=model.layers.0", "profiling.torch.preset=default", "profiling.nvml.interval_s=0.02", cwd=folder,
+        "model.substages.first=model.layers.0", "profiling.torch.preset=default", "profiling.nvml.interval_s=0.02",
+        "profiling.ceilings_s=0.5", cwd=folder,
     )  # fmt: skip
     return Path(outcome["run"]), outcome
 
@@ -190,7 +191,7 @@ def test_a_wrong_request_is_refused_before_anything_is_made(tmp_path: Path, word
     ],
 )
 def test_a_request_that_cannot_be_met_fails_with_one_message(tmp_path: Path, words: list[str], code: int, said: str) -> None:
-    done = llm_perf_process("run", "profiling=none", *words, cwd=tmp_path)
+    done = llm_perf("run", "profiling=none", *words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr

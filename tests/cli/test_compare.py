@@ -35,16 +35,27 @@ def run(*words: str, cwd: Path) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs that the page makes, small and with known times: main and change are the same thing three times each."""
+    """The runs that the page makes, small and with known times: main and change are the same thing three times each.
+
+    A run with the settings of an earlier one is a copy of it.
+    """
     folder = tmp_path_factory.mktemp("project")
+    made: dict[tuple[str, ...], Path] = {}
     for line in COMMANDS:
-        words = shlex.split(line, comments=True)
-        if words[1] == "run":
-            run(*words[2:], cwd=folder)
-    for number, made in enumerate(sorted(folder.glob("runs/*/*/raw/clean/timings.json"))):
+        _, verb, *words = shlex.split(line, comments=True)
+        if verb != "run":
+            continue
+        (place,) = (folder / word.partition("=")[2] for word in words if word.startswith("hydra.run.dir="))
+        settings = tuple(word for word in words if not word.startswith("hydra.run.dir="))
+        if settings in made:
+            shutil.copytree(made[settings], place)
+        else:
+            run(*words, cwd=folder)
+            made[settings] = place
+    for number, file in enumerate(sorted(folder.glob("runs/*/*/raw/clean/timings.json"))):
         noise = random.Random(number)
         own = 1 + noise.gauss(0, 0.002)
-        write_times(made, [own * (1 + noise.gauss(0, 0.01)) for _ in range(20)], begun_ns=number * 10**12)
+        write_times(file, [own * (1 + noise.gauss(0, 0.01)) for _ in range(20)], begun_ns=number * 10**12)
     return folder
 
 

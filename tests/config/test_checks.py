@@ -139,6 +139,14 @@ def test_a_model_on_disk_needs_its_path(path: str | None) -> None:
     check(with_value(with_value(config, "model.path", "/data/weights"), "model.architecture", {}))
 
 
+def test_seconds_for_peaks_that_are_not_measured_are_refused() -> None:
+    config = with_value(default_config(), "profiling.ceilings_s", 2.5)
+    check(config)
+    error = refusal(with_value(config, "profiling.ceilings", False))
+    assert "profiling.ceilings_s=2.5 has no effect" in error.fact
+    assert "profiling.ceilings=true" in error.remedy
+
+
 @pytest.mark.parametrize(
     ("key", "value", "group"),
     [("model.path", "/data/weights", "model=hf"), ("dataset.path", "mine.jsonl", "dataset=sample_prompts")],

@@ -599,7 +599,7 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     values["model"].update(source="random", path=None)
     values["dataset"].update(kind="prompts", variant=None)
     values["dataset"].update({"path": None} if values["dataset"]["root"] else {})  # one or the other
-    values["profiling"].update(clean=True, passes={})  # a section is of a pass that is installed
+    values["profiling"].update(clean=True, ceilings=True, passes={})  # a section is of a pass that is installed
     values["profiling"]["ncu"]["enable"] = False  # it needs a pass that records a timeline
     values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together
     values["runtime"].update(type="mine", attn_implementation="auto", cache="dynamic", quantization="none")

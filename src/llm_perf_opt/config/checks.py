@@ -29,6 +29,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "profiling.ncu.top": (1, 10_000),
     "profiling.ncu.coverage": (0.01, 1.0),
     "profiling.ncu.budget_s": (0.1, 1_000_000),
+    "profiling.ceilings_s": (0.05, 600),
     "profiling.pass_timeout_s": (1, 1_000_000),
     "profiling.max_trace_gb": (0.01, 100_000),
 }
@@ -95,6 +96,12 @@ def _check_effect(config: RunConfig) -> None:
         )
     if dataset.kind == "synthetic" and dataset.path:
         raise ConfigError(f"dataset.path={dataset.path} has no effect on dataset=synthetic.", "Add dataset=sample_prompts.")
+    profiling = config.profiling
+    if profiling.ceilings_s is not None and not profiling.ceilings:
+        raise ConfigError(
+            f"profiling.ceilings_s={_number(profiling.ceilings_s)} has no effect: profiling.ceilings is false.",
+            "Leave it out, or add profiling.ceilings=true.",
+        )
     _check_dataset(dataset)
 
 

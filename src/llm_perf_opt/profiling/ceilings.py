@@ -90,7 +90,7 @@ def launch(capture: Capture) -> None:
     words = _arguments(capture.device, capture.device_index, hardware.threads if hardware else None)
     words += ["--cpus", hardware.cpus] if hardware and hardware.cpus else []
     words += _model_words(capture.folder)
-    _measure(capture.folder, capture.listener, words, environment=capture.environment)
+    _measure(capture.folder, capture.listener, words, capture.profiling.ceilings_s, capture.environment)
 
 
 def _model_words(folder: RunFolder) -> list[str]:

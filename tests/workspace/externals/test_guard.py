@@ -1,6 +1,7 @@
 """The pre-commit guard, on real staged files."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,15 +18,21 @@ from llm_perf_opt.workspace.externals.places import Locked, Places, blob_id, wri
 SOURCE = str(Path(llm_perf_opt.__file__).parent.parent)
 
 
-@pytest.fixture
-def upstream(tmp_path: Path) -> Upstream:
-    return Upstream(tmp_path / "upstream")
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Upstream:
+    return Upstream(tmp_path_factory.mktemp("of") / "upstream")
 
 
 @pytest.fixture
-def project(tmp_path: Path, upstream: Upstream) -> Places:
+def project(tmp_path: Path, pristine: Places) -> Places:
+    """A project that the test may change."""
+    return Places(Path(shutil.copytree(pristine.root, tmp_path / "project", symlinks=True)), pristine.in_git)
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory, upstream: Upstream) -> Places:
     """One entry of each way that git tracks, and a sparse one, all committed."""
-    places = new_project(tmp_path / "project")
+    places = new_project(tmp_path_factory.mktemp("pristine") / "project")
     listing(places, "".join(entry(way, way, upstream.url, upstream.first) for way in ("submodule", "subtree", "sparse")))
     assert all(done.error is None for done in verbs.init(places))
     snapshot = places.third_party / "hf/Owner/Name"
