@@ -135,7 +135,7 @@ def test_report_verb_makes_it_anew(whole_run: tuple[Path, dict[str, Any]]) -> No
 @pytest.mark.slow
 def test_a_whole_run_in_processes_of_its_own(tmp_path: Path) -> None:
     """As a user starts it: the command is a process, and so is each pass."""
-    outcome = run_json(*SMALL, cwd=tmp_path, start=llm_perf_process)
+    outcome = run_json(*SMALL, "profiling.ceilings_s=0.5", cwd=tmp_path, start=llm_perf_process)
     run = Path(outcome["run"])
     assert outcome["status"] == "complete"
     assert statuses(run) == {"nvml": "complete", "clean": "complete", "ceilings": "complete", "torch": "complete"}
@@ -316,7 +316,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.slow
 def test_a_full_disk_is_told_before_and_during(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"x" * 30_000_000)
-    done = llm_perf("run", *SMALL, cwd=small_disk)
+    done = llm_perf("run", *SMALL, "profiling.ceilings_s=0.5", cwd=small_disk)
     assert done.returncode == 3
     assert "a run needs at least" in done.stderr
     (small_disk / "filler").unlink()
