@@ -18,11 +18,12 @@ from llm_perf_opt.core.records import Missing, ModelFacts, RuntimeFacts
 from llm_perf_opt.runners.measure.engine_meter import Generated, Generates
 from llm_perf_opt.runners.measure.meter import Steppable
 from llm_perf_opt.runners.measure.torch_profiler import EngineProfiler
-from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
+
+    from llm_perf_opt.workspace.data.prompts import Prompts
 
 __all__ = ["WHOLE_PROCESS", "EngineProfiler", "EngineRunner", "Generated", "Runner", "RunnerRequest", "SteppableRunner"]
 
@@ -34,7 +35,7 @@ class RunnerRequest:
     config: RunConfig
     architecture: "PretrainedConfig"
     """The model's Hugging Face configuration."""
-    prompts: Prompts
+    prompts: "Prompts"
     device: "torch.device"
     dtype: "torch.dtype"
     trace_dir: Path | None
@@ -51,7 +52,7 @@ class SteppableRunner(Steppable, Protocol):
     model: Any
     """The torch module, used for sub-stages and components; None if there is none."""
 
-    def place(self, prompts: Prompts) -> Any:
+    def place(self, prompts: "Prompts") -> Any:
         """Return the prompts on the device, in the form that `prefill` takes."""
 
 

@@ -4,7 +4,6 @@ Written from the engine's documentation and tested against a stand-in; it has no
 """
 
 import ast
-import asyncio
 import atexit
 import math
 import time
@@ -38,10 +37,11 @@ from llm_perf_opt.runners.engines import (
     temporary_model_folder,
 )
 from llm_perf_opt.runners.measure.annotations import StageMarker
-from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
     from tensorrt_llm import LLM
+
+    from llm_perf_opt.workspace.data.prompts import Prompts
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 CHANGING = {
@@ -129,8 +129,10 @@ class TensorRtLlmRunner:
         )
         self.profiler = Missing("TensorRT-LLM runs the model in its own processes, which llm-perf's profiler does not see")
 
-    def generate(self, prompts: Prompts, new_tokens: int, marker: StageMarker) -> Generated:
+    def generate(self, prompts: "Prompts", new_tokens: int, marker: StageMarker) -> Generated:
         """Run all sequences at once, greedy, each to exactly `new_tokens`; only the whole request is marked."""
+        import asyncio
+
         from tensorrt_llm import SamplingParams
 
         sampling = SamplingParams(

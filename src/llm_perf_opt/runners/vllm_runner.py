@@ -34,10 +34,11 @@ from llm_perf_opt.runners.engines import (
 )
 from llm_perf_opt.runners.measure.annotations import StageMarker, unmarked
 from llm_perf_opt.runners.measure.torch_profiler import PRESETS
-from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
+
+    from llm_perf_opt.workspace.data.prompts import Prompts
 
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in this process, where profilers and ranges see it
@@ -119,7 +120,7 @@ class VllmRunner:
         if request.trace_dir is not None:
             self.profiler = _VllmProfiler(engine, request.trace_dir)
 
-    def generate(self, prompts: Prompts, new_tokens: int, marker: StageMarker) -> Generated:
+    def generate(self, prompts: "Prompts", new_tokens: int, marker: StageMarker) -> Generated:
         """Run all sequences at once, greedy, each to exactly `new_tokens`."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
