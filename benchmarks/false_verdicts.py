@@ -16,6 +16,7 @@ import sys
 import tarfile
 import tempfile
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -50,15 +51,16 @@ def cases(deviation: float) -> "dict[str, tuple[str, object]]":
 
 def measured(pairs: int, deviation: float, seed: int) -> dict[str, tuple[float, float]]:
     """By row the share of pairs that get a verdict, and of those that a gate would fail."""
-    from llm_perf_opt.analysis.comparison.effects import Effect, Interval, Judgement
-    from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, effect
     from machine_noise import Plan
     from machine_noise import pairs as drawn
 
+    # Older revisions define some of the names that are used here in this module, which later ones import into it.
+    statistics = import_module("llm_perf_opt.analysis.comparison.statistics")
+    effect, Effect, Interval = statistics.effect, statistics.Effect, statistics.Interval  # noqa: N806
     found = {}
     for row, (kind, plan) in cases(deviation).items():
         assert isinstance(plan, Plan)
-        judgement = Judgement(process_spread=ACCELERATOR_SPREAD)
+        judgement = statistics.Judgement(process_spread=statistics.ACCELERATOR_SPREAD)
         if not plan.in_turn and hasattr(judgement, "order"):
             judgement = replace(judgement, order="base first")
         effects = [effect(base, new, judgement=judgement) for base, new in drawn(kind, plan, pairs, seed)]
