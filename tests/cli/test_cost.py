@@ -51,12 +51,63 @@ def test_a_config_json_costs_what_the_preset_costs(tmp_path: Path) -> None:
     assert cost_json("model=hf", f"model.path={tmp_path}", *sizes) == cost_json("model=llama3_8b", *sizes)
 
 
-def test_a_model_with_an_encoder_is_counted_only_as_its_decoder_and_only_when_asked() -> None:
-    for words in ([], ["--json"], ["--hardware", "h200", "--batch", "1,8"]):
-        done = cost("model=tiny_vlm", *words)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "model_type 'llava' is a text decoder" in done.stderr
-        assert "--decoder-only" in done.stderr
+def test_images_are_counted_with_their_encoder_and_projector() -> None:
+    found, text = cost_json("model=tiny_vlm", "--prompt", "100"), cost_json("model=tiny", "--prompt", "164")
+    tokens = (112 // 14) ** 2
+    assert (found["images"]["images"], found["images"]["image_tokens"]) == (1, tokens)
+    assert found["images"]["pixel_shapes"] == {"pixel_values": [1, 3, 112, 112]}
+    modules = {entry["module"]: entry for entry in found["images"]["modules"]}
+    width, layers = 128, 4
+    per_token = layers * 2 * (4 * width * width + 2 * width * 512)
+    core = layers * 4 * width * (tokens + 1) ** 2
+    patches = 2 * tokens * 3 * 14 * 14 * width
+    assert modules["model.vision_tower"]["flops"] == (tokens + 1) * per_token + core + patches
+    assert modules["model.multi_modal_projector"]["flops"] == 2 * tokens * (width * 256 + 256 * 256)
+    assert found["prefill"]["flops"] == text["prefill"]["flops"] + sum(entry["flops"] for entry in modules.values())
+    assert found["decode"] == text["decode"]
+    assert found["params"] > text["params"]
+    assert sum(part["bytes"] for part in found["prefill"]["parts"]) == found["prefill"]["bytes"]
+
+
+def test_images_grow_with_their_number_and_with_the_batch() -> None:
+    one, four = cost_json("model=tiny_vlm"), cost_json("model=tiny_vlm", "--images", "2", "--batch", "2")
+    assert four["images"]["image_tokens"] == 4 * one["images"]["image_tokens"]
+    for module, more in zip(one["images"]["modules"], four["images"]["modules"], strict=True):
+        assert more["flops"] == 4 * module["flops"]
+        pixels = 3 * 3 * 112 * 112 * 2 if module["module"] == "model.vision_tower" else 0
+        assert more["bytes"] == module["bytes"] + pixels, "weights are read once"
+
+
+def test_images_are_part_of_the_roofline_time_and_of_the_cache() -> None:
+    words = ("--hardware", "h200", "--batch", "1,8", "--prompt", "64", "--context", "8")
+    whole, text = (cost_json("model=tiny_vlm", *words, *more)["floors"][1] for more in ([], ["--decoder-only"]))
+    assert whole["prompt"] == text["prompt"] + 64
+    assert whole["kv_cache_bytes"] == 2 * text["kv_cache_bytes"]
+    assert whole["prefill"]["seconds"] > text["prefill"]["seconds"]
+    assert whole["decode"] == text["decode"]
+    assert "vision_mlp" in [part["name"] for part in whole["prefill"]["parts"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["model=tiny", "--images", "1"], "--images has no effect"),
+        (["model=tiny_vlm", "--decoder-only", "--image-tiles", "1"], "--image-tiles has no effect"),
+        (["model=tiny_vlm", "--image-tiles", "2"], "tiles"),
+        (["model=tiny_vlm", "--images", "0"], "images"),
+        (["model=tiny_vlm", "--image-height", "112"], "--image-width"),
+        (["model=tiny_vlm", "--image-height", "224", "--image-width", "224"], "112 × 112"),
+        (["model=tiny_vlm", "--images", "2000000"], "images"),
+        (["model=tiny_vlm", "model.architecture.vision_config.model_type=pixtral"], "pixtral"),
+    ],
+)
+def test_images_that_the_model_does_not_take_are_refused(words: list[str], named: str) -> None:
+    done = cost(*words)
+    assert done.returncode == 2
+    assert named in done.stderr
+
+
+def test_the_decoder_of_a_model_with_an_encoder_is_counted_alone_when_asked() -> None:
     assert "(the text decoder of llava; the rest is not counted)" in cost("model=tiny_vlm", "--decoder-only").stdout
     decoder, alike = cost_json("model=tiny_vlm", "--decoder-only"), cost_json("model=tiny")
     assert decoder.pop("text_decoder_of") == decoder["assumptions"].pop("part_of") == "llava"

@@ -30,6 +30,16 @@ def cost(
     decoder_only: Annotated[
         bool, typer.Option("--decoder-only", help="For a model with image or audio input: count its text decoder only.")
     ] = False,
+    images: Annotated[
+        int | None, typer.Option(help="Images per prompt, in addition to --prompt. Default: 1 if the model takes images.")
+    ] = None,
+    image_height: Annotated[
+        int | None, typer.Option(help="Pixels of an image. Default: the size that the model is made for.")
+    ] = None,
+    image_width: Annotated[int | None, typer.Option(help="Pixels of an image.")] = None,
+    image_tiles: Annotated[
+        int | None, typer.Option(help="Tiles of each image in addition to its whole view, for models that use tiles.")
+    ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="A folder with your own options.")] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -41,7 +51,8 @@ def cost(
     from llm_perf_opt.workflows.cost import CostRequest, estimate_cost
 
     request = CostRequest(
-        overrides or [], model_config, config_dir, batch, prompt, context, dtype, kv_dtype, mla, hardware, decoder_only
+        *(overrides or [], model_config, config_dir, batch, prompt, context, dtype, kv_dtype, mla, hardware, decoder_only),
+        *(images, image_height, image_width, image_tiles),
     )
     found = estimate_cost(request)
     if as_json:

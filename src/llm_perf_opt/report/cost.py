@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.cost import ModelCost, StageCost
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.limits.roofline import RooflineTime, TurningPoint, WhatIf
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.vision_records import VisionInput
 from llm_perf_opt.report.document import Block, Cell, Column, Document, Paragraph, Section, Table, cell, count_cell, numbers
 from llm_perf_opt.report.text import bytes_per_s, count, duration, flops, flops_per_s, moved_bytes, percent, significant, then
 
@@ -22,12 +24,12 @@ def cost_document(cost: ModelCost) -> Document:
     """Return the parameters, the cache, and both stages by component."""
     architecture = cost.architecture
     latent = f", latent attention {cost.formats.mla}" if architecture.has_latent_attention else ""
-    decoder = f" ({_decoder_of(architecture.part_of)})" if architecture.part_of else ""
     title = (
-        f"{architecture.model_type}{decoder}: {count(architecture.params)} parameters "
+        f"{_name(architecture)}: {count(architecture.params)} parameters "
         f"({count(architecture.active_params)} active per token), weights {cost.formats.weights}, cache {cost.formats.kv}{latent}"
     )
     blocks: list[Block] = [
+        *([_modules(cost, cost.images)] if cost.images else []),
         _stage("prefill", f"prefill: batch {cost.batch} × {cost.prompt} tokens, logits for the last", cost.prefill),
         _stage("decode", f"decode: one step, batch {cost.batch} on {cost.context} cached tokens", cost.decode),
         Paragraph(_ABOUT_COST),
@@ -52,6 +54,27 @@ def what_if_document(
 def _apart(blocks: Sequence[Block]) -> list[Section]:
     """Return a section for each block: the terminal separates sections by an empty line."""
     return [Section(f"block-{number}", "", [block]) for number, block in enumerate(blocks)]
+
+
+def _name(architecture: Architecture) -> str:
+    if architecture.vision_params:
+        return f"{architecture.part_of} (text decoder {architecture.model_type})"
+    part_of = architecture.part_of
+    return f"{architecture.model_type} ({_decoder_of(part_of)})" if part_of else architecture.model_type
+
+
+def _modules(cost: ModelCost, images: VisionInput) -> Table:
+    """Return the modules of the image encoders and the projector, as shares of prefill."""
+    columns = [Column("module"), *numbers("FLOPs", "share of prefill", "bytes", "share of prefill")]
+    one = "1 image" if images.images == 1 else f"{images.images:,} images"
+    title = f"images, part of prefill: {one}, {sum(images.image_tokens):,} tokens"
+    table = Table("cost-images", title, columns)
+    for path, part in cost.modules:
+        shares = (cell(part.flops / cost.prefill.flops, percent), cell(part.bytes / cost.prefill.bytes, percent))
+        table.add(path, cell(part.flops, flops), shares[0], cell(part.bytes, moved_bytes), shares[1])
+    shapes = (f"{name} {' × '.join(map(str, shape))}" for name, shape in images.pixel_shapes.items())
+    table.foot = f"pixels: {', '.join(shapes)}"
+    return table
 
 
 def _decoder_of(model_type: str) -> str:

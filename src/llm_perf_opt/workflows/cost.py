@@ -9,6 +9,8 @@ from typing import Any
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.cost import Formats, ModelCost, model_cost
 from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.cost_model.vision_inputs import ImageRequest
+from llm_perf_opt.analysis.cost_model.vision_models import ImagePrompt, Vision, vision_of, with_images
 from llm_perf_opt.analysis.limits.hardware import Hardware, hardware_named
 from llm_perf_opt.analysis.limits.roofline import RooflineTime, TurningPoint, WhatIf, turning_point, what_if
 from llm_perf_opt.config.composition import compose
@@ -35,6 +37,11 @@ class CostRequest:
     mla: str | None
     hardware: str | None
     decoder_only: bool = False
+    images: int | None = None
+    """Per prompt; None: one, if the model takes images."""
+    image_height: int | None = None
+    image_width: int | None = None
+    image_tiles: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,9 @@ class CostResult:
 
 def estimate_cost(request: CostRequest) -> CostResult:
     """Return everything that `llm-perf cost` prints."""
-    architecture = architecture_of(_architecture_fields(request), decoder_only=request.decoder_only)
+    fields = _architecture_fields(request)
+    architecture = architecture_of(fields, decoder_only=request.decoder_only)
+    images = _image_prompt(request, vision_of(fields) if architecture.vision_params else None)
     batches, prompts, contexts = (
         _numbers(name, text)
         for name, text in (("batch", request.batch), ("prompt", request.prompt), ("context", request.context))
@@ -84,15 +93,39 @@ def estimate_cost(request: CostRequest) -> CostResult:
         )
     if len(prompts) > 1:
         raise ConfigError("--prompt takes one length.", "Give --batch, --context and --dtype as lists.")
-    cost = None
+    cost, decoder_of = None, None if architecture.vision_params else architecture.part_of
     if single:
         cost = model_cost(architecture, batch=batches[0], prompt=prompts[0], context=contexts[0], formats=formats[0])
+        cost = with_images(cost, images) if images else cost
     if request.hardware is None:
-        return CostResult(cost, None, [], [], architecture.part_of)
+        return CostResult(cost, None, [], [], decoder_of)
     hardware = hardware_named(request.hardware)
-    rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0])
+    rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0], images=images)
     turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
-    return CostResult(cost, hardware, rows, turning, architecture.part_of)
+    return CostResult(cost, hardware, rows, turning, decoder_of)
+
+
+def _image_prompt(request: CostRequest, vision: Vision | None) -> ImagePrompt | None:
+    """Return the images that the options describe; None for a model or a request without images."""
+    given = {
+        "--images": request.images,
+        "--image-height": request.image_height,
+        "--image-width": request.image_width,
+        "--image-tiles": request.image_tiles,
+    }
+    named = next((option for option, value in given.items() if value is not None), None)
+    if vision is None:
+        if named is not None:
+            why = "--decoder-only counts no images" if request.decoder_only else "the model takes no images"
+            raise ConfigError(f"{named} has no effect: {why}.", "Omit it.")
+        return None
+    if (request.image_height is None) != (request.image_width is None):
+        raise ConfigError("--image-height and --image-width belong together.", "Give both, or omit both.")
+    size = None
+    if request.image_height is not None and request.image_width is not None:
+        size = request.image_height, request.image_width
+    images = 1 if request.images is None else request.images
+    return ImagePrompt(vision, ImageRequest(images, size, request.image_tiles or 0))
 
 
 def _check_effect(request: CostRequest, architecture: Architecture) -> None:

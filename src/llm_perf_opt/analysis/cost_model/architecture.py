@@ -210,7 +210,9 @@ class Architecture:
     """Rows of a learned position table, 0 for rotary positions."""
     head_bias_params: int = 0
     part_of: str | None = None
-    """model_type of the multimodal model whose text decoder this is; its encoders are not counted."""
+    """model_type of the multimodal model whose text decoder this is."""
+    vision_params: int = 0
+    """Parameters of the image encoders and the projector of `part_of`; 0 if only the decoder is counted."""
 
     @cached_property
     def layer_counts(self) -> Mapping[Layer, int]:
@@ -250,7 +252,7 @@ class Architecture:
         tied = self.vocabulary * self.embedding_dim if self.tied_embeddings else 0
         layers = sum(count * layer.params for layer, count in self.layer_counts.items())
         head = self.head_matrix_params + self.head_bias_params
-        return self.embedding_params + layers + self.final_norm_params + head - tied
+        return self.vision_params + self.embedding_params + layers + self.final_norm_params + head - tied
 
     @property
     def active_params(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, LatentAttention, Layer, Mlp, Moe
-from llm_perf_opt.analysis.stats import shown, whole_number
+from llm_perf_opt.analysis.stats import positive_number, shown, whole_number
 from llm_perf_opt.core.errors import ConfigError
 
 _MOST_LAYERS = 10_000
@@ -75,10 +75,47 @@ class Fields:
             raise self.error(name, f"contains {shown(unknown)}; known: {', '.join(sorted(allowed))}.")
         return words
 
-    def indices(self, name: str) -> frozenset[int]:
-        """Return the layer numbers of a list; empty if the field is absent."""
-        entries = self._list(name) if self.has(name) else ()
+    def indices(self, name: str, default: Sequence[int] = ()) -> frozenset[int]:
+        """Return the layer numbers of a list."""
+        entries = self._list(name) if self.has(name) else default
         return frozenset(whole_number(self._label(name), entry, at_least=0) for entry in entries)
+
+    def pair(self, name: str, default: int | tuple[int, int]) -> tuple[int, int]:
+        """Return two whole numbers of at least 1, such as height and width; a single one stands for both."""
+        if not self.has(name):
+            return default if isinstance(default, tuple) else (default, default)
+        value = self._values[name]
+        entries = (value, value) if isinstance(value, int) else self._list(name)
+        if len(entries) != 2:
+            raise self.error(name, f"must be a number or two, not {shown(value)}.")
+        first, second = (whole_number(self._label(name), entry, at_least=1) for entry in entries)
+        return first, second
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number above zero."""
+        return positive_number(self._label(name), self._values[name]) if self.has(name) else default
+
+    def word(self, name: str, default: str, allowed: Sequence[str]) -> str:
+        """Return one of the allowed words."""
+        value = self._values[name] if self.has(name) else default
+        if not isinstance(value, str) or value not in allowed:
+            raise self.error(name, f"is {shown(value)}; known: {', '.join(allowed)}.")
+        return value
+
+    def entries(self, name: str) -> int:
+        """Return how many entries a field has that is a list or a single value; one if it is absent."""
+        value = self._values.get(name)
+        return len(value) if isinstance(value, (list, tuple)) else 1
+
+    def section(self, name: str, model_type: str) -> "Fields":
+        """Return the fields of an inner config; `model_type` applies if it does not name its own."""
+        if not self.has(name):
+            raise self.error(name, "is missing.", f"The cost model needs it for '{self._model_type}'.")
+        value = self._values[name]
+        if not isinstance(value, Mapping):
+            raise self.error(name, f"must be a mapping of fields, not {type(value).__name__}.")
+        own = value.get("model_type")
+        return Fields(value, own if isinstance(own, str) else model_type, f"{self._prefix}{name}.")
 
     def refuse(self, name: str, why: str) -> None:
         """Raise a ConfigError if the field is set: its effect on the cost is not modeled."""
@@ -96,9 +133,9 @@ class Fields:
         return f"{self._prefix}{name} (model_type '{self._model_type}')"
 
 
-def layer_number(f: Fields, name: str = "num_hidden_layers", *spellings: str) -> int:
+def layer_number(f: Fields, name: str = "num_hidden_layers", *spellings: str, default: int | None = None) -> int:
     """Return the number of layers."""
-    number = f.size(name, *spellings)
+    number = f.size(name, *spellings, default=default)
     if number > _MOST_LAYERS:
         raise f.error(name, f"is {number}: more than {_MOST_LAYERS} layers.")
     return number

@@ -5,8 +5,9 @@ attended to, the new ones, the gathered embedding rows and the logits. Activatio
 stay on the chip.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, get_args
 
 from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Architecture, Mla, Moe
@@ -21,6 +22,7 @@ from llm_perf_opt.analysis.cost_model.work import (
 from llm_perf_opt.analysis.stats import shown, whole_number
 from llm_perf_opt.config.schema import canonical_dtype
 from llm_perf_opt.core.errors import ConfigError, nearest
+from llm_perf_opt.core.vision_records import VisionInput
 
 DTYPE_BITS: dict[str, int] = {
     "fp32": 32,
@@ -159,6 +161,10 @@ class ModelCost:
     context: int
     prefill: StageCost
     decode: StageCost
+    images: VisionInput | None = None
+    """Images in the prompts; `prompt` and `prefill` include them."""
+    modules: tuple[tuple[str, StageCost], ...] = ()
+    """The modules of the image encoders and the projector: path and cost, which is part of `prefill`."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -167,7 +173,7 @@ class ModelCost:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON; `decode` is one step of the batch."""
-        return {
+        found: dict[str, Any] = {
             "params": self.architecture.params,
             "active_params": self.architecture.active_params,
             "kv_bytes_per_token": self.kv_bytes_per_token,
@@ -185,6 +191,14 @@ class ModelCost:
                 "logits": "last",
             },
         }
+        if self.images is not None:
+            found["images"] = {
+                "images": self.images.images,
+                "image_tokens": sum(self.images.image_tokens),
+                "pixel_shapes": self.images.pixel_shapes,
+                "modules": [{"module": path, **cost.to_json()} for path, cost in self.modules],
+            }
+        return found
 
 
 def model_cost(architecture: Architecture, *, batch: int, prompt: int, context: int, formats: Formats = BF16) -> ModelCost:
@@ -210,6 +224,13 @@ def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -
         "kv_read": "attention_projections" if reexpands else "attention_core",
         "kv_write": "attention_projections",
     }
+    return stage_of(totals, formats, carriers)
+
+
+def stage_of(
+    totals: Mapping[ComponentName, Work], formats: Formats, carriers: Mapping[ComponentName, ComponentName] = MappingProxyType({})
+) -> StageCost:
+    """Return the cost of this work; `carriers` name the components whose kernels move the bytes of others."""
     return StageCost(
         tuple(_component(name, totals[name], formats, carriers.get(name, name)) for name in COMPONENT_NAMES if name in totals)
     )

@@ -24,6 +24,8 @@ from llm_perf_opt.analysis.cost_model.blocks import (
     uniform_layers,
     windows,
 )
+from llm_perf_opt.analysis.cost_model.vision_families import FAMILIES, Family
+from llm_perf_opt.analysis.cost_model.vision_models import text_fields, vision_of
 from llm_perf_opt.analysis.stats import shown
 from llm_perf_opt.core.errors import ConfigError, nearest
 
@@ -335,12 +337,16 @@ _BUILDERS: Mapping[str, Callable[[Fields], Architecture]] = {
 def architecture_of(config: object, *, decoder_only: bool = False) -> Architecture:
     """Return the architecture that a config describes.
 
-    A config with a text decoder and an encoder raises a ConfigError, because the cost model does not cover encoders. With
-    `decoder_only`, the decoder is taken as the model, for example for requests that are text only.
+    Of a vision-language model that the cost model covers, it includes the weights of the encoders. Any other config with a text
+    decoder and an encoder raises a ConfigError. With `decoder_only`, the text decoder is taken as the model, for example for
+    requests that are text only.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(f"A model configuration must be a mapping of fields, not {type(config).__name__}.")
     model_type = _model_type(config, "")
+    family = FAMILIES.get(model_type)
+    if family is not None:
+        return _with_images(config, model_type, family, decoder_only)
     inner = config.get("text_config")
     if model_type in _BUILDERS or inner is None:
         return _builder(model_type)(Fields(config, model_type))
@@ -350,14 +356,22 @@ def architecture_of(config: object, *, decoder_only: bool = False) -> Architectu
         raise ConfigError(
             f"model_type '{model_type}' is a text decoder (text_config) with an image or audio encoder, "
             "which the cost model does not cover.",
-            "Add --decoder-only to count the text decoder alone, as it runs on a text prompt.",
+            "Add --decoder-only to count the text decoder alone, as it runs on a text prompt. "
+            f"Covered with images: {', '.join(FAMILIES)}.",
         )
     # The decoder's own setting takes precedence; some configs have it only at the top level.
     fields = {key: config[key] for key in ("tie_word_embeddings",) if key in config} | dict(inner)
-    if model_type == "gemma3":
-        fields.setdefault("model_type", "gemma3_text")
     inner_type = _model_type(fields, "text_config.")
     return replace(_builder(inner_type)(Fields(fields, inner_type, "text_config.")), part_of=model_type)
+
+
+def _with_images(config: Mapping[str, object], model_type: str, family: Family, decoder_only: bool) -> Architecture:
+    fields = text_fields(config, family)
+    inner_type = _model_type(fields, "text_config.")
+    own = family.text if inner_type == family.text_type else None
+    decoder = (own or _builder(inner_type))(Fields(fields, inner_type, "text_config."))
+    vision = None if decoder_only else vision_of(config)
+    return replace(decoder, part_of=model_type, vision_params=vision.params if vision else 0)
 
 
 def known_model_types() -> tuple[str, ...]:
@@ -382,4 +396,4 @@ def _builder(model_type: str) -> Callable[[Fields], Architecture]:
 
 
 def _known() -> str:
-    return f"Known: {', '.join(known_model_types())}."
+    return f"Known: {', '.join((*known_model_types(), *FAMILIES))}."

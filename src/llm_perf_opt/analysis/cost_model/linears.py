@@ -1,9 +1,10 @@
 """The weight matrices of a model and the number of rows that each multiplies in a workload."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, LatentAttention, Mlp, Moe
+from llm_perf_opt.analysis.cost_model.vision import ModuleWork
 from llm_perf_opt.analysis.cost_model.work import Step, expected_experts
 from llm_perf_opt.core.machine_records import LinearLayer
 
@@ -13,12 +14,17 @@ _Use = tuple[_Matrix, int, int]
 """A matrix, how many of it one step uses, and the rows that each multiplies."""
 
 
-def linear_layers(architecture: Architecture, prefill: Step, decode: Step) -> tuple[LinearLayer, ...]:
+def linear_layers(
+    architecture: Architecture, prefill: Step, decode: Step, modules: Iterable[ModuleWork] = ()
+) -> tuple[LinearLayer, ...]:
     """Return the distinct products with weights, those with the most weights first.
 
-    Matrices count as transformers runs them: query, key, value, gate and up projections are separate.
+    Matrices count as transformers runs them: query, key, value, gate and up projections are separate. `modules` are those of the
+    image encoders, which run in prefill only.
     """
     rows: Counter[tuple[int, int, int, int]] = Counter()
+    for product in (product for module in modules for product in module.products if product.rows):
+        rows[product.inputs, product.outputs, product.rows, 0] += product.count
     for (matrix, count, at_prefill), (_, used, at_decode) in zip(
         _uses(architecture, prefill), _uses(architecture, decode), strict=True
     ):

@@ -14,6 +14,12 @@ from llm_perf_opt.analysis.stats import whole_number
 from llm_perf_opt.core.errors import ConfigError
 
 ComponentName = Literal[
+    "vision_convolutions",
+    "vision_attention_projections",
+    "vision_attention_core",
+    "vision_mlp",
+    "vision_norms",
+    "projector",
     "embedding",
     "attention_projections",
     "attention_core",
@@ -39,11 +45,17 @@ class Step:
     new_tokens: int
     cached_tokens: int = 0
     logits: Logits = "last"
+    image_tokens: int = 0
+    """New tokens in the batch whose embeddings come from the projector instead of the table."""
+    block_pairs: int = 0
+    """Query-key pairs in the batch beyond the causal ones: tokens of an image that attend to its later tokens (Gemma 3)."""
 
     def __post_init__(self) -> None:
         whole_number("batch", self.batch, at_least=1)
         whole_number("new_tokens", self.new_tokens, at_least=1)
         whole_number("cached_tokens", self.cached_tokens, at_least=0)
+        whole_number("image_tokens", self.image_tokens, at_least=0)
+        whole_number("block_pairs", self.block_pairs, at_least=0)
         if self.logits not in ("last", "all", "none"):
             raise ConfigError(f"logits must be last, all or none, not {self.logits!r}.")
 
@@ -142,7 +154,7 @@ def model_work(architecture: Architecture, step: Step) -> Iterator[tuple[Compone
     """Yield the components outside the layers."""
     projection = architecture.embedding_dim * architecture.hidden if architecture.projected_embedding else 0
     # A row that is read twice moves at least once, so the table's size is the most rows to count.
-    rows = min(step.tokens, architecture.vocabulary) * architecture.embedding_dim
+    rows = min(max(step.tokens - step.image_tokens, 0), architecture.vocabulary) * architecture.embedding_dim
     positions = min(step.new_tokens, architecture.position_rows) * architecture.hidden
     yield "embedding", Work(2 * step.tokens * projection, weights=rows + positions + projection)
     yield "norms", Work(weights=architecture.final_norm_params)
@@ -169,9 +181,9 @@ def _projections(attention: GroupedAttention | LatentAttention, step: Step, mla:
 
 def _attention_core(layer: Layer, step: Step, mla: Mla) -> Work:
     per_pair = layer.attention.flops_per_pair(mla)
-    causal = causal_pairs(step.new_tokens, step.cached_tokens, layer.window)
-    full = full_pairs(step.new_tokens, step.cached_tokens, layer.window)
-    return Work(step.batch * per_pair * causal, step.batch * per_pair * (full - causal))
+    needed = step.batch * causal_pairs(step.new_tokens, step.cached_tokens, layer.window) + step.block_pairs
+    full = step.batch * full_pairs(step.new_tokens, step.cached_tokens, layer.window)
+    return Work(per_pair * needed, per_pair * (full - needed))
 
 
 def _moe(moe: Moe, tokens: int) -> Iterator[tuple[ComponentName, Work]]:

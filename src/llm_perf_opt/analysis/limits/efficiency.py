@@ -5,35 +5,26 @@ from dataclasses import dataclass, replace
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, Mla
 from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, combined, compute_dtype, step_cost
 from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.cost_model.vision import ModuleWork
+from llm_perf_opt.analysis.cost_model.vision_models import modules_cost, submodule_cost, vision_of
 from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps
 from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, RooflineDistance, sampled_share, shown_verdict, verdict
+from llm_perf_opt.analysis.limits.compared import TOO_HIGH, RooflineComparison, compare_stage
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices, shared_words
-from llm_perf_opt.analysis.limits.peaks import MEASURED_MARGIN, Peaks, best_roofline_time, peaks_of, roofline_time_at
-from llm_perf_opt.analysis.limits.roofline import ComponentRoofline, RooflineTime
+from llm_perf_opt.analysis.limits.peaks import MEASURED_MARGIN, Peaks, best_roofline_time, peaks_of
+from llm_perf_opt.analysis.limits.roofline import ComponentRoofline
+from llm_perf_opt.analysis.limits.substages import SubstageEfficiency, prefill_substages
 from llm_perf_opt.analysis.separable import steps_unavailable
 from llm_perf_opt.analysis.stats import percentile, summarize
-from llm_perf_opt.core.errors import ConfigError, ImplausibleError
+from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Distribution, Maybe, Missing, ModelFacts, TorchPass
 from llm_perf_opt.core.stages import Stage
-from llm_perf_opt.core.units import percentage
+from llm_perf_opt.core.vision_records import VisionInput
 
 _NOT_SAMPLED = Missing("the device was not sampled")
 _NO_WORK = Missing("the torch pass has no work of this component")
 _NOT_MODELED = Missing("it is outside the cost model")
-_TOO_HIGH = Missing("above 100 %: its data was in a cache, or some of its work is missing")
-
-
-@dataclass(frozen=True)
-class RooflineComparison:
-    """A stage compared with one set of peaks."""
-
-    peaks: Peaks
-    mfu: Maybe[float]
-    mfu_full_attention: Maybe[float]
-    mbu: Maybe[float]
-    roofline: Maybe[RooflineTime]
-    times_roofline: Maybe[float]
 
 
 @dataclass(frozen=True)
@@ -104,6 +95,8 @@ class Efficiency:
     peak_sets: tuple[Peaks, ...]
     stages: tuple[StageEfficiency, ...]
     notes: tuple[str, ...]
+    substages: tuple[SubstageEfficiency, ...] = ()
+    """Of prefill, in the order in which they began."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +108,8 @@ class RequestCost:
     prefill: StageCost
     steps: tuple[StageCost, ...]
     """Each decode step, on a context one token longer than that of the previous one."""
+    modules: tuple[ModuleWork, ...] = ()
+    """Modules of the image encoders and the projector; their cost is part of `prefill`."""
 
     def stage(self, stage: Stage, steps: int) -> Maybe[StageCost]:
         """Return the cost of prefill, or of the first `steps` decode steps together."""
@@ -122,28 +117,34 @@ class RequestCost:
             return self.prefill
         return combined(self.steps[:steps]) if self.steps[:steps] else Missing("the request has no decode step")
 
+    def submodule(self, path: str) -> Maybe[StageCost]:
+        """Return the cost of a submodule in prefill."""
+        return submodule_cost(path, self.modules, self.prefill, self.formats)
+
 
 def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
     """Return the cost of the timed request; Missing for an unknown architecture or stages that cannot be separated."""
     runtime = timings.runtime
     if runtime is not None and (runtime.inseparable or runtime.uncosted):
         return Missing(runtime.inseparable or runtime.uncosted)
-    try:
-        architecture = architecture_of(
-            timings.model.architecture, decoder_only=True
-        )  # `uncosted` covers requests that ran an encoder
-    except ConfigError as error:
-        return Missing(f"no cost model: {error.fact}")
-    work = timings.workload
-    formats = formats_of(timings.model)
+    work, formats = timings.workload, formats_of(timings.model)
     logits: Logits = "last" if timings.model.logits == "last token" else "all"
     prompt = Step(work.batch_size, work.padded_tokens, 0, logits)
+    try:
+        architecture = architecture_of(timings.model.architecture, decoder_only=work.vision is None)
+        vision = vision_of(timings.model.architecture) if work.vision else None
+        modules = vision.work(work.vision) if vision and work.vision else ()
+        prompt = vision.step(work.vision, prompt) if vision and work.vision else prompt
+    except ConfigError as error:
+        return Missing(f"no cost model: {error.fact}")
     steps = decode_steps(work.batch_size, work.padded_tokens, work.decode_steps) if work.decode_steps else []
+    language = step_cost(architecture, prompt, replace(formats, mla=Mla.EXPAND_ONCE))
     return RequestCost(
         architecture,
         formats,
-        step_cost(architecture, prompt, replace(formats, mla=Mla.EXPAND_ONCE)),
+        combined([modules_cost(modules, formats), language]),
         tuple(step_cost(architecture, step, replace(formats, mla=Mla.ABSORB)) for step in steps),
+        modules,
     )
 
 
@@ -199,8 +200,9 @@ def efficiency(
         profiled = len(request.steps) if isinstance(torch, Missing) else torch.decode_steps
         cost, profiled_cost = combined(request.steps), combined(request.steps[:profiled])
         stages.append(_stage(Stage.DECODE, cost, profiled_cost, timings, torch, peak_sets, sampled))
+    name = architecture.model_type if work.vision is None else architecture.part_of or architecture.model_type
     notes = [
-        f"Bytes and FLOPs of {architecture.model_type} are computed from its configuration, with weights and cache in "
+        f"Bytes and FLOPs of {name} are computed from its configuration, with weights and cache in "
         f"{formats.weights}{_quantized_words(formats)}."
     ]
     if devices > 1:
@@ -210,9 +212,12 @@ def efficiency(
             "Latent attention is counted as an implementation with a latent cache can run it: "
             f"{Mla.EXPAND_ONCE} in prefill, {Mla.ABSORB} in decode. transformers runs {formats.mla}, which executes more."
         )
+    if work.vision is not None:
+        notes.append(_image_words(work.vision))
     if len(set(work.prompt_tokens)) > 1:
         notes.append("Padding counts as work: every sequence has the length of the longest prompt.")
-    return Efficiency(architecture.model_type, formats.weights, peak_sets, tuple(stages), tuple(notes))
+    substages = prefill_substages(timings, request.submodule, peak_sets)
+    return Efficiency(name, formats.weights, peak_sets, tuple(stages), tuple(notes), substages)
 
 
 def _reached_bytes_per_s(request: RequestCost, timings: CleanTimings) -> float:
@@ -221,6 +226,14 @@ def _reached_bytes_per_s(request: RequestCost, timings: CleanTimings) -> float:
     if request.steps:
         rates.append(combined(request.steps).bytes / percentile([it.decode_ns for it in timings.iterations], 0.5))
     return 1e9 * max(rates)
+
+
+def _image_words(images: VisionInput) -> str:
+    tensors = ", ".join(f"{name} {' × '.join(map(str, shape))}" for name, shape in images.pixel_shapes.items())
+    return (
+        f"Prefill includes the image encoders and the projector: {tensors} for {sum(images.image_tokens):,} of the prompt's "
+        f"tokens ({images.images:,} {'image' if images.images == 1 else 'images'})."
+    )
 
 
 def _quantized_words(formats: Formats) -> str:
@@ -249,7 +262,7 @@ def _stage(
     """Return the comparison of one stage; `profiled_cost` is the cost of the steps in the torch pass."""
     values = [it.prefill_ns if stage is Stage.PREFILL else it.decode_ns for it in timings.iterations]
     time = summarize(values)
-    against = tuple(_compare(stage, cost, time.median / 1e9, peaks) for peaks in peak_sets)
+    against = tuple(compare_stage(stage.value, cost, time.median / 1e9, peaks) for peaks in peak_sets)
     busy, launches = _activity(stage, timings, torch)
     share = sampled[stage] if isinstance(busy, Missing) else KernelShare(busy, busy)
     if isinstance(share, Missing) and isinstance(busy, Missing):
@@ -265,32 +278,6 @@ def _stage(
         launches=launches,
         verdict=word,
         because=because,
-    )
-
-
-def _compare(stage: Stage, cost: StageCost, seconds: float, peaks: Peaks) -> RooflineComparison:
-    def share(amount: float, peak: Maybe[float], what: str = "") -> Maybe[float]:
-        if isinstance(peak, Missing):
-            return peak
-        found = amount / (seconds * peak)
-        if what and found > (1.0 if peaks.name == "datasheet" else MEASURED_MARGIN):
-            raise ImplausibleError(
-                f"{what} of {stage.value} against the {peaks.name} peak is {percentage(found, 1)}: "
-                f"{amount:.4g} in {seconds:.4g} s at {peak:.4g}/s.",
-                "Check that the device (hardware.peak_tflops, hardware.bandwidth_gbs) and the dtype are right and, for a "
-                "measured peak, that the machine was quiet (llm-perf ceilings --refresh, then rerun). "
-                "`llm-perf report RUN --peak-tflops=… --bandwidth-gbs=…` regenerates the report with other peaks.",
-            )
-        return found
-
-    least = roofline_time_at(cost, peaks)
-    return RooflineComparison(
-        peaks=peaks,
-        mfu=share(cost.flops, peaks.peak_flops_per_s, "MFU"),
-        mfu_full_attention=share(cost.flops_full_attention, peaks.peak_flops_per_s),  # includes work that no kernel needs to do
-        mbu=share(cost.bytes, peaks.bandwidth_bytes_per_s, "MBU"),
-        roofline=least,
-        times_roofline=least if isinstance(least, Missing) else seconds / least.seconds,
     )
 
 
@@ -318,7 +305,7 @@ def _component(component: ComponentRoofline, time_ns: Maybe[int], peaks: Peaks) 
 
     def share(amount: int, peak: Maybe[float]) -> Maybe[float]:
         found = peak if isinstance(peak, Missing) else amount / (seconds * peak)
-        return found if isinstance(found, Missing) or found <= MEASURED_MARGIN else _TOO_HIGH
+        return found if isinstance(found, Missing) or found <= MEASURED_MARGIN else TOO_HIGH
 
     return ComponentEfficiency(
         name=component.name,

@@ -19,6 +19,7 @@ from llm_perf_opt.analysis.cost_model.cost import (
     step_cost,
     weight_bytes,
 )
+from llm_perf_opt.analysis.cost_model.vision_models import ImagePrompt, prefill_cost
 from llm_perf_opt.analysis.cost_model.work import ComponentName, Step
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.stats import positive_number, whole_number
@@ -111,6 +112,7 @@ class WhatIf:
     """The format whose peak the roofline time uses."""
     batch: int
     prompt: int
+    """Including the tokens of images."""
     context: int
     weight_bytes: int
     kv_cache_bytes: int
@@ -134,8 +136,9 @@ def what_if(
     contexts: Sequence[int],
     formats: Sequence[Formats],
     prompt: int | None = None,
+    images: ImagePrompt | None = None,
 ) -> list[WhatIf]:
-    """Return a row per combination; the prompt defaults to the length of the context."""
+    """Return a row per combination; the prompt defaults to the length of the context. `images` are in every prompt."""
     for name, values in (("batch", batches), ("context", contexts), ("dtype", formats)):
         if not values:
             raise ConfigError(f"{name} must have at least one value.")
@@ -144,7 +147,7 @@ def what_if(
     if prompt is not None:
         whole_number("prompt", prompt, at_least=1)
     return [
-        _row(architecture, hardware, batch, prompt or max(context, 1), context, chosen)
+        _row(architecture, hardware, Step(batch, prompt or max(context, 1)), context, chosen, images)
         for chosen in formats
         for context in contexts
         for batch in batches
@@ -153,10 +156,14 @@ def what_if(
 
 def step_roofline_time(architecture: Architecture, hardware: Hardware, step: Step, formats: Formats) -> Maybe[RooflineTime]:
     """Return the roofline time of one step at the datasheet peaks."""
+    return _roofline_on(hardware, step_cost(architecture, step, formats), formats)
+
+
+def _roofline_on(hardware: Hardware, cost: StageCost, formats: Formats) -> Maybe[RooflineTime]:
     peak = hardware.peak(compute_dtype(formats.weights))
     if isinstance(peak, Missing):
         return peak
-    return roofline_time(step_cost(architecture, step, formats), peak.flops_per_s, hardware.bandwidth_bytes_per_s)
+    return roofline_time(cost, peak.flops_per_s, hardware.bandwidth_bytes_per_s)
 
 
 def largest_batch_within(
@@ -222,10 +229,15 @@ def turning_point(architecture: Architecture, hardware: Hardware, context: int, 
     )
 
 
-def _row(architecture: Architecture, hardware: Hardware, batch: int, prompt: int, context: int, formats: Formats) -> WhatIf:
+def _row(
+    architecture: Architecture, hardware: Hardware, text: Step, context: int, formats: Formats, images: ImagePrompt | None
+) -> WhatIf:
+    batch, prompt = text.batch, text.new_tokens + (images.tokens if images else 0)
     held = weight_bytes(architecture, formats)
     cache = kv_cache_bytes(architecture, batch, max(prompt, context + 1), formats)
     memory = hardware.memory_bytes
+    vision, inputs = (images.vision, images.input(batch)) if images else (None, None)
+    prefill = prefill_cost(architecture, replace(text, new_tokens=prompt), formats, vision, inputs)
     return WhatIf(
         hardware=hardware.key,
         formats=formats,
@@ -236,7 +248,7 @@ def _row(architecture: Architecture, hardware: Hardware, batch: int, prompt: int
         weight_bytes=held,
         kv_cache_bytes=cache,
         fits=memory if isinstance(memory, Missing) else held + cache <= memory,
-        prefill=step_roofline_time(architecture, hardware, Step(batch, prompt), formats),
+        prefill=_roofline_on(hardware, prefill, formats),
         decode=step_roofline_time(architecture, hardware, Step(batch, 1, context), formats),
     )
 
