@@ -12,20 +12,21 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, n
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
 from llm_perf_opt.core.weight_records import WeightFacts
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
+from llm_perf_opt.runners.vision_families import family_of
 from llm_perf_opt.workspace.data.model_tree import check_model, model_folder
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from llm_perf_opt.workspace.data.prompts import PromptImage, Tokenize
+    from llm_perf_opt.workspace.data.prompts import Tokenize
 
 RUNTIME = Runtime(
     "pytorch",
     "llm_perf_opt.runners.pytorch_runner:open_pytorch",
     engine=False,
     steppable=True,
-    packages=("torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn"),
+    packages=("torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn", "pillow"),
     marks_stages=lambda _: True,
 )
 """The PyTorch runtime. It is declared here because importing its runner loads torch."""
@@ -42,11 +43,13 @@ class MemoryNeed:
     weight_bytes: int
     cache_bytes: int
     logits_bytes: int
+    image_bytes: int = 0
+    """The pixels of the images in the prompts."""
 
     @property
     def total_bytes(self) -> int:
         """Minimum of free memory; activations are extra."""
-        return self.weight_bytes + self.cache_bytes + self.logits_bytes
+        return self.weight_bytes + self.cache_bytes + self.logits_bytes + self.image_bytes
 
 
 def device_request(hardware: HardwareConfig) -> DeviceRequest:
@@ -126,7 +129,7 @@ def _check_fields(made: "PretrainedConfig", fields: dict[str, Any]) -> None:
 def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dtype", batch_size: int, tokens: int) -> MemoryNeed:
     """Return the memory for the weights and the cache of `batch_size` sequences of `tokens`.
 
-    Counted on the meta device; the shape of the cache comes from a one-token forward.
+    Counted on the meta device; the shape of the cache comes from a one-token forward in bf16: there, experts support no other.
     """
     import torch
     from transformers import DynamicCache
@@ -138,21 +141,25 @@ def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dt
         raise ConfigError(
             f"A model of this architecture cannot be built: {_one_line(error)}", "Check model.architecture."
         ) from error
+    # Counted before the cast below, which separates tied weights.
+    parameters = sum(tensor.numel() for tensor in empty.parameters())
     weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*empty.parameters(), *empty.buffers()))
     cache = DynamicCache(config=config)
     try:
         with torch.inference_mode():
-            empty(input_ids=torch.zeros((1, 1), dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+            empty.bfloat16()(
+                input_ids=torch.zeros((1, 1), dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True
+            )
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
         raise ConfigError(f"{type(empty).__name__} cannot be stepped: {_one_line(error)}", "Check model.architecture.") from error
     per_token = 0
     for layer in cache.layers:
         for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
             if isinstance(tensor, torch.Tensor):
-                per_token += tensor.numel() * tensor.element_size()
+                per_token += tensor.numel() * (dtype.itemsize if tensor.dtype is torch.bfloat16 else tensor.element_size())
     vocabulary = int(config.get_text_config(decoder=True).vocab_size)
     return MemoryNeed(
-        parameters=sum(tensor.numel() for tensor in empty.parameters()),
+        parameters=parameters,
         weight_bytes=weight_bytes,
         cache_bytes=per_token * batch_size * tokens,
         logits_bytes=batch_size * vocabulary * dtype.itemsize,
@@ -170,20 +177,6 @@ def check_fits(need: MemoryNeed, device: "torch.device") -> None:
             f"(weights {gib(need.weight_bytes)}, cache {gib(need.cache_bytes)}), but only {gib(free)} are free.",
             "Use a smaller model, batch, prompt or dtype, or a device with more memory.",
         )
-
-
-def image_of(config: "PretrainedConfig") -> "PromptImage | None":
-    """Return how a LLaVA-shaped model encodes an image; None for a text model."""
-    if config.model_type != "llava":
-        return None
-    from llm_perf_opt.workspace.data.prompts import PromptImage
-
-    vision = config.vision_config
-    side = int(vision.image_size) // int(vision.patch_size)
-    whole = 1 if config.vision_feature_select_strategy == "full" else 0  # keeps the vision tower's class token
-    return PromptImage(
-        side * side + whole, int(config.image_token_id), int(vision.num_channels), vision.image_size, vision.image_size
-    )
 
 
 def check_positions(config: "PretrainedConfig", longest_prompt: int, new_tokens: int) -> None:
@@ -263,9 +256,10 @@ def weight_facts(model: ModelConfig) -> WeightFacts:
     if model.source == "random":
         return WeightFacts("random")
     stored: dict[str, int] = {}
-    for name, size in check_model(model_folder(model.path or "")).dtypes.items():
+    folder = model_folder(model.path or "")
+    for name, size in check_model(folder).dtypes.items():
         stored[canonical_dtype(name)] = stored.get(canonical_dtype(name), 0) + size
-    return WeightFacts("stored", stored)
+    return WeightFacts("stored", stored, folder=str(folder.resolve()))
 
 
 def load_tokenizer(model: ModelConfig) -> "Tokenize | None":
@@ -301,10 +295,17 @@ def _from_config(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.d
 
 
 def _auto_class(config: "PretrainedConfig") -> Any:
-    """Return the transformers class that builds the model: image-text-to-text for a LLaVA-shaped one, else causal."""
+    """Return the transformers class that builds the model: image-text-to-text for a vision-language model, else causal."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
-    return AutoModelForImageTextToText if image_of(config) is not None else AutoModelForCausalLM
+    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    images: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    seeing = config.model_type in images and (family_of(config) is not None or config.model_type not in causal)
+    return AutoModelForImageTextToText if seeing else AutoModelForCausalLM
 
 
 def class_name(config: "PretrainedConfig") -> str:

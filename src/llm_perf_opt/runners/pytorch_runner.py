@@ -2,7 +2,7 @@
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,12 +16,12 @@ from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.models import device_name
 from llm_perf_opt.runners.quantization import quantize_linear_layers, quantized_bytes
+from llm_perf_opt.runners.vision_inputs import forward_arguments
 from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-IMAGES = "the cost model counts only the text decoder, but the measured time includes the vision tower and projector"
 METHOD = "llm-perf calls prefill and every decode step"
 
 
@@ -33,8 +33,8 @@ class Batch:
     mask: torch.Tensor | None
     """Covers prompt and new tokens; zero for padding, which is on the left."""
     positions: torch.Tensor | None
-    pixels: torch.Tensor | None = None
-    """Pixel values of the images in the prompts, in the model's dtype."""
+    images: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the model's forward for the images in the prompts: pixels in the model's dtype, grids, types of tokens."""
 
 
 class PyTorchRunner:
@@ -62,6 +62,8 @@ class PyTorchRunner:
                 "Choose a model with a key-value cache.",
             )
         self._keep_last = "logits_to_keep" in parameters
+        self._own_positions = hasattr(model.base_model, "rope_deltas")
+        """Whether positions after an image depend on its grid, so that the model computes them (Qwen's M-RoPE)."""
         self._mask: torch.Tensor | None = None
         self._positions: torch.Tensor | None = None
         self._filled = 0
@@ -75,22 +77,22 @@ class PyTorchRunner:
     def place(self, prompts: Prompts) -> Batch:
         """Return the prompts on the device, left-padded to the longest sequence."""
         width = max(prompts.lengths)
-        rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts.ids]
+        padding = 1 if prompts.images and prompts.images.token_id == 0 else 0
+        rows = [[padding] * (width - len(ids)) + list(ids) for ids in prompts.ids]
         input_ids = torch.tensor(rows, dtype=torch.long, device=self._device)
-        pixels = self._pixels(prompts)
+        images = self._images(prompts, input_ids)
         if len(set(prompts.lengths)) == 1:
-            return Batch(input_ids, None, None, pixels)
+            return Batch(input_ids, None, None, images)
         mask = torch.ones((len(rows), width + self._new_tokens), dtype=torch.long, device=self._device)
         for row, length in enumerate(prompts.lengths):
             mask[row, : width - length] = 0
         positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)
-        return Batch(input_ids, mask, positions, pixels)
+        return Batch(input_ids, mask, positions, images)
 
-    def _pixels(self, prompts: Prompts) -> torch.Tensor | None:
-        if not prompts.pixels:
-            return None
-        drawn = torch.randn(prompts.pixels, generator=torch.Generator().manual_seed(prompts.pixel_seed))
-        return drawn.to(self._device, next(self.model.parameters()).dtype)
+    def _images(self, prompts: Prompts, input_ids: torch.Tensor) -> dict[str, Any]:
+        if prompts.images is None:
+            return {}
+        return forward_arguments(self.facts.model_type, prompts.images, input_ids, next(self.model.parameters()).dtype)
 
     @torch.inference_mode()
     def begin(self) -> None:
@@ -117,12 +119,27 @@ class PyTorchRunner:
             self._cache = self._new_cache(width + self._new_tokens)
         self._filled = width
         self._mask = prompts.mask
-        token = self._forward(prompts.input_ids, self._mask_now(), prompts.positions, prompts.pixels)
+        mask, positions = self._mask_now(), prompts.positions
+        if prompts.images:
+            mask = None if mask is None else mask[:, :width]  # grids of images are matched to the tokens of the prompt
+            positions = None if self._own_positions else positions
+        token = self._forward(prompts.input_ids, mask, positions, prompts.images)
         if not self._cache_seen:
             self._check_cache()
-        if prompts.positions is not None:
-            self._positions = prompts.positions[:, -1:]
+        self._positions = self._last_positions(prompts)
         return token
+
+    def _last_positions(self, prompts: Batch) -> torch.Tensor | None:
+        """Return the position of the last token of each prompt; None if the model counts by itself."""
+        last = None if prompts.positions is None else prompts.positions[:, -1:]
+        if not (prompts.images and self._own_positions):
+            return last
+        batch, width = prompts.input_ids.shape
+        if last is None:
+            last = torch.full((batch, 1), width - 1, dtype=torch.long, device=self._device)
+        base: Any = self.model.base_model
+        moved: torch.Tensor = last + base.rope_deltas
+        return moved
 
     def _check_cache(self) -> None:
         """Raise if the model ignores the cache: its decode steps would be timed although they see no prompt."""
@@ -153,13 +170,14 @@ class PyTorchRunner:
         ids: torch.Tensor,
         mask: torch.Tensor | None,
         positions: torch.Tensor | None,
-        pixels: torch.Tensor | None = None,
+        images: dict[str, Any] | None = None,
     ) -> torch.Tensor:
         extra: dict[str, Any] = {"logits_to_keep": 1} if self._keep_last else {}
-        if pixels is not None:
-            extra["pixel_values"] = pixels
+        if images:
+            extra |= images
         if mask is not None:
             extra["attention_mask"] = mask
+        if positions is not None:
             extra["position_ids"] = positions
         logits: torch.Tensor = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, **extra).logits
         return logits[:, -1:].argmax(-1)
@@ -211,12 +229,8 @@ def open_pytorch(request: RunnerRequest) -> PyTorchRunner:
     config, wanted = request.config, request.config.runtime
     model = models.build_model(request.architecture, config.model, wanted, request.device, request.dtype)
     if wanted.quantization == "none":
-        runner = PyTorchRunner(model, config.model.name, wanted.num_new_tokens, wanted.cache, wanted.compile)
-    else:
-        runner = _quantized(model, request)
-    if request.prompts.pixels:
-        runner.runtime = replace(runner.runtime, uncosted=IMAGES)
-    return runner
+        return PyTorchRunner(model, config.model.name, wanted.num_new_tokens, wanted.cache, wanted.compile)
+    return _quantized(model, request)
 
 
 def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
