@@ -1,6 +1,6 @@
 """Derive a variant of a dataset: the same as `llm-perf dataset prepare`.
 
-python scripts/prepare_dataset.py --dataset openwebtext --variant subset-1k --num-samples 1000
+python scripts/prepare_dataset.py --dataset openwebtext --variant subset-1k [--num-samples N]
 """
 
 import sys

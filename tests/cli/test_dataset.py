@@ -62,7 +62,7 @@ def test_from_add_to_a_run(project: Path) -> None:
         (["dataset", "add", "../x", "--source", "../source"], 2, "cannot name a dataset"),
         (["dataset", "add", "x", "--source", "../nowhere"], 2, "No such file"),
         (["dataset", "prepare", "mine", "--variant", "/abs", "--num-samples", "1"], 2, "cannot name a variant"),
-        (["dataset", "prepare", "mine", "--variant", "v"], 2, "none is given"),
+        (["dataset", "prepare", "mine", "--variant", "v"], 2, "no transform is given"),
         (["dataset", "prepare", "mine", "--variant", "v", "--tokenizer", "bytes", "--seed", "0"], 2, "--seed 0 has no effect"),
         (["dataset", "prepare", "mine", "--variant", "v", "--to", "txt", "--seed", "7"], 2, "--seed 7 has no effect"),
         (["dataset", "prepare", "mime", "--variant", "v", "--num-samples", "1"], 2, "Did you mean 'mine'?"),
@@ -116,6 +116,43 @@ def test_drift_ends_with_code_1_and_its_name(project: Path) -> None:
     (difference,) = json.loads(done.stdout)["differences"]
     assert (difference["dataset"], difference["part"]) == ("mine", "source-data")
     assert done.stderr == ""
+
+
+def test_a_name_says_what_to_make_and_the_readme_follows(project: Path) -> None:
+    readme = project / "datasets" / "mine" / "README.md"
+    readme.write_text(f"{readme.read_text()}\nMy own words.\n")
+    done = llm_perf("dataset", "prepare", "mine", "--variant", "subset-10", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert "made as: --num-samples 10" in done.stdout
+    done = llm_perf("dataset", "prepare", "mine", "--variant", "cleaned", cwd=project)
+    assert "left out: 0 empty, 0 duplicate" in done.stdout
+    text = readme.read_text()
+    assert "| subset-10 | subset | source-data | 10 records |" in " ".join(text.split()).replace("  ", " ")
+    assert "cleaned" in text
+    assert text.endswith("\nMy own words.\n")
+    readme.write_text(text.replace("<!-- llm-perf: end -->", ""))
+    done = llm_perf("dataset", "prepare", "mine", "--variant", "subset-11", cwd=project)
+    assert (done.returncode, "the README was not updated" in done.stderr) == (0, True)
+
+
+def test_a_dataset_made_by_hand(project: Path) -> None:
+    folder = project / "datasets" / "hand"
+    folder.mkdir()
+    (folder / "source-data").symlink_to(project.parent / "source")
+    (folder / "metadata.yaml").write_text("name: hand\nversion: 1.0\nsplits: {train: 45}\n")
+    write_jsonl(folder / "own" / "data" / "a.jsonl", RECORDS[:4])
+    option = (project / "conf" / "dataset" / "mine.yaml").read_text().replace("mine", "hand")
+    (project / "conf" / "dataset" / "hand.yaml").write_text(option)
+    (hand, _) = answer("dataset", "list", cwd=project)
+    assert (hand["name"], hand["records"], hand["filled"]) == ("hand", 45, ["format", "text_field", "size"])
+    assert answer("run", "--dry-run", "dataset=hand", "dataset.variant=own", cwd=project)["config"]["dataset"]["variant"] == "own"
+    shown = llm_perf("dataset", "check", "hand", cwd=project)
+    assert (shown.returncode, "no hashes are recorded" in shown.stdout) == (1, True), "the split test is not stated"
+    (folder / "metadata.yaml").write_text("name: hand\n")
+    changed = answer("dataset", "refresh", "hand", cwd=project)["changed"]
+    assert [Path(path).parent.name for path in changed] == ["hand", "own", "hand"]
+    assert answer("dataset", "list", cwd=project)[0]["records"] == 50
+    assert llm_perf("dataset", "check", "hand", cwd=project).returncode == 0
 
 
 def test_skipped_records_are_counted_and_named(project: Path) -> None:
@@ -280,12 +317,14 @@ def test_an_option_names_its_folder_so_that_it_is_found(project: Path, root: str
     assert llm_perf("dataset", "check", "other", "--root", root, "--conf", conf, cwd=project).returncode == 0
 
 
-def test_another_programs_conf_is_no_hindrance(tmp_path: Path) -> None:
+def test_another_programs_conf_is_named(tmp_path: Path) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "tiny.yaml").write_text("layers: 3\n")
-    (tmp_path / "conf" / "config.yaml").write_text("defaults: [nothing]\n")
     done = llm_perf("run", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = llm_perf("run", "--dry-run", "model=tiny", cwd=tmp_path)
     assert done.returncode == 2
-    assert "conf/model/tiny.yaml and in the package" in done.stderr
+    assert "conf/model/tiny.yaml: There is no key 'model.layers'" in done.stderr
+    assert llm_perf("run", "--dry-run", "model=gpt2", cwd=tmp_path).returncode == 0
+    (tmp_path / "conf" / "config.yaml").write_text("defaults: [nothing]\n")
+    done = llm_perf("run", "--dry-run", "model=gpt2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "conf/config.yaml" in done.stderr

@@ -1,5 +1,6 @@
 """Every command on the pages about datasets and models works as written."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -22,7 +23,7 @@ FAST = (
 
 
 def commands(page: str) -> list[str]:
-    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
     return [line for block in blocks for line in block.splitlines() if line.startswith(("llm-perf ", "python "))]
 
 
@@ -43,7 +44,7 @@ def test_the_page_of_datasets(tmp_path: Path) -> None:
     write_jsonl(source / "train.jsonl", RECORDS * 30)
     write_jsonl(source / "validation.jsonl", RECORDS)
     lines = commands("datasets.md")
-    assert len(lines) == 14
+    assert len(lines) == 17
     for line in lines:
         run_as_written(line, tmp_path)
     assert len(list((tmp_path / "runs").glob("*/*/*"))) == 3
@@ -59,7 +60,16 @@ def test_the_page_of_models(tmp_path: Path) -> None:
     assert len(lines) == 5
     for line in lines:
         run_as_written(line, tmp_path)
-    assert list((tmp_path / "runs").glob("*/qwen2_5_7b/*")), "the link's name is the model's name"
+    (run,) = (tmp_path / "runs").glob("*/qwen2_5_7b/*")
+    assert not run.name.endswith("_random")
+    report = (run / "report.md").read_text()
+    assert "real weights" in report
+    assert "hidden_size is 32, not 3584" in report, "the name stands for another shape"
+    (row,) = json.loads(llm_perf("runs", "--json", cwd=tmp_path).stdout)
+    assert (row["model"], row["weights"]) == ("qwen2_5_7b", "real")
+    done = llm_perf("model", "link", "gpt2", tmp_path / "data" / "weights" / "qwen2_5_7b", cwd=tmp_path)
+    assert "warning: not the packaged gpt2: model_type is qwen2, not gpt2" in done.stdout
+    assert "llm-perf run model=gpt2" in done.stdout
 
 
 @pytest.mark.parametrize("page", ["datasets.md", "models.md"])

@@ -1,5 +1,6 @@
 """Add datasets, derive variants from them, and check both."""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,10 +9,11 @@ import typer
 
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, note_debug, print_json, verb_group
 from llm_perf_opt.config.schema import PROJECT_CONF
-from llm_perf_opt.workspace.data.layout import DATASETS_ROOT, SOURCE, DatasetTree, given_root
+from llm_perf_opt.core.errors import LlmPerfError
+from llm_perf_opt.workspace.data.layout import DATASETS_ROOT, MODELS_ROOT, SOURCE, DatasetTree, given_root
 
 if TYPE_CHECKING:
-    from llm_perf_opt.workspace.data.inventory import Skipped
+    from llm_perf_opt.workspace.data.inventory import Skipped, VariantMetadata
 
 app = verb_group("dataset", "Add datasets, derive variants from them, and check whether they changed.")
 
@@ -68,8 +70,11 @@ def list_datasets(root: Root = DATASETS_ROOT, as_json: Json = False, debug: Debu
     if not found:
         print(f"{root} has no dataset. Add one with `llm-perf dataset add NAME --source PATH`.")
     for entry in found:
-        size = "" if entry.bytes is None else f"  {entry.records} records, {byte_count(entry.bytes)}, {entry.format}"
+        records = "records not counted" if entry.records is None else f"{entry.records} records"
+        size = "" if entry.bytes is None else f"  {records}, {byte_count(entry.bytes)}, {entry.format}"
         print(f"{entry.name}{size}  → {entry.source}{'' if entry.state == 'ok' else f'  ({entry.state})'}")
+        if entry.filled:
+            print(f"  found in the data, not stated in its metadata: {', '.join(entry.filled)}")
         for name, what in entry.variants.items():
             print(f"  {name}  {what}")
 
@@ -87,7 +92,7 @@ def check(
     """Check for changes: a source or a variant that differs from its metadata, a dangling link. Exits with 1 if it finds any."""
     note_debug(debug)
     from llm_perf_opt.cli.progress import watched
-    from llm_perf_opt.workspace.data.checking import check_dataset, unfinished
+    from llm_perf_opt.workspace.data.checking import check_dataset, unfinished, unrecorded
 
     tree = DatasetTree(given_root(root, DATASETS_ROOT))
     folders = (tree.dataset(name),) if name else tree.datasets()
@@ -100,6 +105,9 @@ def check(
     else:
         for found in differences:
             print(f"{found.dataset}: {found.part}: {found.what}")
+        for folder in folders:
+            for part in unrecorded(folder):
+                print(f"{folder.name}: {part}: not compared: no hashes are recorded (`llm-perf dataset refresh {folder.name}`)")
         how = "by name and size" if quick else "by content"
         print(f"{len(folders)} checked {how}, {len(differences)} differences")
     if differences:
@@ -108,16 +116,23 @@ def check(
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help="A dataset added with `llm-perf dataset add`.")],
-    variant: Annotated[str, typer.Option(help="Name of the variant; select it later with dataset.variant=NAME.")],
+    name: Annotated[str, typer.Argument(help="A dataset; `llm-perf dataset list` shows them.")],
+    variant: Annotated[
+        str,
+        typer.Option(help="Name of the variant, for dataset.variant=NAME. Without a transform, it says what to make: subset-1k."),
+    ],
     parent: Annotated[str, typer.Option("--from", help="Start from another variant.")] = SOURCE,
     split: Annotated[str | None, typer.Option(help="Use only this split: train, validation, test.")] = None,
+    within: Annotated[str | None, typer.Option(help="Use only the files in this folder of the source.")] = None,
     num_samples: Annotated[int | None, typer.Option(help="Make a subset with this many records.")] = None,
     seed: Annotated[int | None, typer.Option(help="With --num-samples: seed of the sample; 0 by default.")] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Make token ids with `bytes`, or with a folder that has a tokenizer.json.")
     ] = None,
     to: Annotated[str | None, typer.Option(help="Convert to jsonl, parquet or txt.")] = None,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Normalize the texts, and leave out empty ones and exact duplicates.")
+    ] = False,
     text_field: Annotated[str | None, typer.Option(help="The field with the text; the dataset's by default.")] = None,
     join_lines: Annotated[
         bool, typer.Option("--join-lines", help="With --to txt: join the lines of a text with a space.")
@@ -128,26 +143,88 @@ def prepare(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Derive a variant: a subset, token ids, or another format. The same arguments give the same bytes."""
+    """Derive a variant: a subset, a split, cleaned texts, token ids, another format. The same arguments give the same bytes."""
     note_debug(debug)
     from llm_perf_opt.cli.progress import watched
     from llm_perf_opt.core.units import byte_count
-    from llm_perf_opt.workspace.data.preparing import Preparation
+    from llm_perf_opt.report.workspace import dataset_block
+    from llm_perf_opt.workspace.data.named_transforms import Preparation
     from llm_perf_opt.workspace.data.preparing import prepare as make
+    from llm_perf_opt.workspace.data.refreshing import update_readme
 
     preparation = Preparation(
-        variant, parent, split, num_samples, seed, tokenizer, to, text_field, join_lines=join_lines, skip_bad=skip_bad
+        variant=variant,
+        parent=parent,
+        split=split,
+        within=within,
+        num_samples=num_samples,
+        seed=seed,
+        tokenizer=tokenizer,
+        to=to,
+        clean=clean,
+        text_field=text_field,
+        join_lines=join_lines,
+        skip_bad=skip_bad,
     )
-    folder = DatasetTree(given_root(root, DATASETS_ROOT)).dataset(name)
+    tree = DatasetTree(given_root(root, DATASETS_ROOT))
+    folder = tree.dataset(name)
     with watched("prepare", f"{name} → {variant}", quiet) as phases:
-        metadata = make(folder, preparation, phases)
+        metadata = make(folder, preparation, phases, tree.root.parent / MODELS_ROOT)
+    try:
+        update_readme(tree, folder, dataset_block)
+    except LlmPerfError as error:  # the variant is there all the same
+        print(f"warning: the README was not updated: {error.fact} {error.remedy}", file=sys.stderr)
     if as_json:
         print_json({"path": str(folder.variant(variant).path), "metadata": metadata})
         return
     size = metadata.size
     print(f"{folder.path / variant}: {size.records} records, {byte_count(size.bytes)}, {metadata.format}")
+    if not preparation.transforms:
+        print(f"made as: {_options(metadata)}")
+    if metadata.left_out:
+        print(f"left out: {', '.join(f'{count} {reason}' for reason, count in metadata.left_out.items())}")
     _print_skipped(metadata.skipped)
     print(f"run it: llm-perf run dataset={name} dataset.variant={variant}")
+
+
+_OPTIONS = {"split": "--split", "within": "--within", "num_samples": "--num-samples", "tokenizer": "--tokenizer", "to": "--to"}
+
+
+def _options(metadata: "VariantMetadata") -> str:
+    """Return the options that the name of the variant stands for."""
+    given = [(option, metadata.arguments.get(key)) for key, option in _OPTIONS.items()]
+    words = [f"{option} {value}" for option, value in given if value is not None]
+    return " ".join([*words, *(["--clean"] if metadata.left_out else [])])
+
+
+@app.command()
+def refresh(
+    name: Annotated[str | None, typer.Argument(help="A dataset; all by default.")] = None,
+    root: Root = DATASETS_ROOT,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Update the README, and record sizes, counts and hashes that handmade metadata do not state. Your own text stays."""
+    note_debug(debug)
+    from llm_perf_opt.cli.progress import watched
+    from llm_perf_opt.report.workspace import dataset_block
+    from llm_perf_opt.workspace.data.refreshing import refresh as renew
+
+    tree = DatasetTree(given_root(root, DATASETS_ROOT))
+    folders = (tree.dataset(name),) if name else tree.datasets()
+    with watched("refresh", name or str(root), quiet) as phases:
+        done = [renew(tree, folder, dataset_block, phases) for folder in folders]
+    changed = [str(path) for each in done for path in each.changed]
+    skipped = [why for each in done for why in each.skipped]
+    if as_json:
+        print_json({"refreshed": [folder.name for folder in folders], "changed": changed, "skipped": skipped})
+        return
+    for why in skipped:
+        print(f"warning: left as it is: {why}", file=sys.stderr)
+    for path in changed:
+        print(f"updated {path}")
+    print(f"{len(folders)} refreshed, {len(changed)} files changed")
 
 
 def _print_skipped(skipped: "Skipped") -> None:

@@ -8,10 +8,12 @@ import yaml
 
 from builders import HOSTILE_NAMES
 from dataset_builders import RECORDS, added, everything_below, small_source, write_jsonl
+from git_repositories import git
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.workspace.data import preparing as adding
 from llm_perf_opt.workspace.data.checking import check_dataset
-from llm_perf_opt.workspace.data.preparing import Preparation, prepare
+from llm_perf_opt.workspace.data.named_transforms import Preparation
+from llm_perf_opt.workspace.data.preparing import prepare
 from llm_perf_opt.workspace.data.prompts import open_entry
 
 
@@ -27,6 +29,18 @@ def test_a_file_of_a_cache_is_added_under_its_given_name(tmp_path: Path) -> None
     prepare(folder, Preparation("sub", num_samples=5))
 
 
+@pytest.mark.parametrize("pages", [None, '[{"page_info": {"image_path": "a.png"}}]'])
+def test_for_a_folder_of_images_the_dataset_that_reads_it_is_named(tmp_path: Path, pages: str | None) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.png").write_bytes(b"")
+    if pages:
+        (source / "pages.json").write_text(pages)
+    with pytest.raises((ConfigError, ResourceError)) as caught:
+        added(tmp_path, source)
+    assert f"dataset=image_folder dataset.path={source}" in caught.value.remedy
+
+
 def test_link_metadata_readme_and_option_are_there(tmp_path: Path) -> None:
     source = small_source(tmp_path / "source")
     folder, metadata = added(tmp_path, source, version="1.0", license="CC0-1.0", origin="https://example.org/data", notes="ours")
@@ -39,7 +53,19 @@ def test_link_metadata_readme_and_option_are_there(tmp_path: Path) -> None:
         assert said in page
     option = yaml.safe_load((tmp_path / "conf" / "dataset" / "mine.yaml").read_text())
     assert (option["root"], option["variant"], option["kind"]) == ("datasets/mine", None, "prompts")
-    assert "*/source-data" in (tmp_path / "datasets" / ".gitignore").read_text()
+
+
+def test_data_stay_out_of_version_control(tmp_path: Path) -> None:
+    folder, _ = added(tmp_path, small_source(tmp_path / "source"))
+    git(tmp_path, "init", "--quiet")
+    data = ["source-data", "v/data/a.jsonl", "v/a.jsonl.gz", "v/train.bin", "v/train.idx", "v/en/a.parquet", "v/notes.txt"]
+    mine = ["metadata.yaml", "README.md", "v/metadata.yaml", "v/README.txt", "analysis/statistics.json", "scripts/make.py"]
+    for name in (*data[1:], *mine):
+        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.path / name).touch()
+    git(tmp_path, "add", "datasets")
+    kept = git(tmp_path, "ls-files", "datasets").split()
+    assert kept == sorted(["datasets/.gitignore", *(f"datasets/mine/{name}" for name in mine)])
 
 
 def test_what_is_not_told_is_not_made_up(tmp_path: Path) -> None:
@@ -73,7 +99,7 @@ def test_a_packaged_options_name_is_refused(tmp_path: Path, name: str) -> None:
         added(tmp_path, small_source(tmp_path / "source"), name)
 
 
-@pytest.mark.parametrize("step", ["write_metadata", "write_whole", "_first_level"])
+@pytest.mark.parametrize("step", ["write_metadata", "write_whole", "first_level"])
 def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     source = small_source(tmp_path / "source")
 

@@ -225,6 +225,13 @@ def test_hostile_names_are_refused(model: Path, tmp_path: Path, name: str) -> No
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.parametrize("name", ["hf", "random"])
+def test_the_name_of_an_option_that_is_no_model_is_refused(model: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="is an option"):
+        link_model(tmp_path / "models", name, model)
+    assert not (tmp_path / "models").exists()
+
+
 def test_what_is_no_model_is_not_linked(tmp_path: Path) -> None:
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     for target, said, code in (("nowhere", "not a folder", 2), ("gone", "a dangling link", 2), (".", "has no config.json", 3)):

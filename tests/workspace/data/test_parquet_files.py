@@ -9,7 +9,8 @@ import duckdb
 import pytest
 
 from dataset_builders import added, read_jsonl, write_jsonl
-from llm_perf_opt.workspace.data.preparing import Preparation, prepare
+from llm_perf_opt.workspace.data.named_transforms import Preparation
+from llm_perf_opt.workspace.data.preparing import prepare
 
 PATTERNS = {"d[1]": "bracket", "d1": "one", "d*": "star", "d?": "mark", "lang=en/d": "folder"}
 

@@ -23,7 +23,8 @@ from llm_perf_opt.workspace.data import lines as lines_module
 from llm_perf_opt.workspace.data import parquet_files, record_streams
 from llm_perf_opt.workspace.data.inventory import VariantMetadata
 from llm_perf_opt.workspace.data.layout import DatasetFolder
-from llm_perf_opt.workspace.data.preparing import Preparation, prepare
+from llm_perf_opt.workspace.data.named_transforms import Preparation
+from llm_perf_opt.workspace.data.preparing import prepare
 from llm_perf_opt.workspace.data.prompts import open_entry
 
 SAVED_BY_DATASETS = Path(__file__).parents[2] / "fixtures" / "datasets" / "hf_saved"
@@ -590,7 +591,7 @@ def test_nothing_is_overwritten(folder: DatasetFolder) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({}, "none is given"),
+        ({}, "no transform is given"),
         ({"num_samples": 1, "to": "txt"}, "--num-samples and --to are given"),
         ({"num_samples": 0}, "must be 1 or more"),
         ({"num_samples": 1, "seed": -1}, "out of range"),

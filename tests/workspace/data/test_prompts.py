@@ -1,5 +1,6 @@
 """Token ids of prompts: reproducible, exact in length, with clear errors for a file without text."""
 
+import gzip
 import json
 import random
 from collections import Counter
@@ -134,9 +135,17 @@ def test_what_was_cut_and_left_out_is_counted(tmp_path: Path, monkeypatch: pytes
     assert synthetic_prompts(1, 4, 10, 0).texts is None
 
 
+def test_the_records_of_a_packed_file_are_not_counted(tmp_path: Path) -> None:
+    """Its size on disk does not tell how much there is to read."""
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "ab"}\n' * 5))
+    assert text_prompts(dataset(path), 2, 4, 100, letters).texts == TextUse(used=2, cut=0, longest=2, limit=4, unused=None)
+
+
 def test_a_dataset_of_the_tree_knows_how_many_records_it_holds(tmp_path: Path) -> None:
     folder, _ = added(tmp_path, small_source(tmp_path / "source"))
     records = read_metadata(folder.metadata_file, DatasetMetadata).size.records
+    assert records is not None
     found = text_prompts(dataset(None, root=str(folder.path)), 1, 2, 100, None).texts
     assert found is not None
     assert (found.used, found.unused) == (1, records - 1)
@@ -164,13 +173,25 @@ def test_a_file_that_may_not_be_read_is_said_so(tmp_path: Path, monkeypatch: pyt
         text_prompts(dataset(tmp_path / "p.txt"), 1, 10, 100, None)
 
 
-@pytest.mark.parametrize("name", ["p.csv", "p", "p.jsonl.gz", "p.JSON"])
+@pytest.mark.parametrize("name", ["p.csv", "p", "p.bin", "p.arrow", "p.gz"])
 def test_another_kind_of_file_is_refused_with_the_kinds_that_are_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("a")
     with pytest.raises(ConfigError) as caught:
         text_prompts(dataset(tmp_path / name), 1, 10, 100, None)
     assert ".jsonl" in caught.value.remedy
     assert ".txt" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.JSON", "p.json.gz", "p.jsonl.gz", "p.ndjson"])
+def test_a_file_of_any_format_of_datasets_is_read(tmp_path: Path, name: str) -> None:
+    records = [{"text": "abc"}, {"text": ""}, {"text": "b"}, {"text": "c"}]
+    array = "json" in name.lower() and "l" not in name.lower() and "nd" not in name
+    content = (json.dumps(records) if array else "\n".join(map(json.dumps, records))).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    found = text_prompts(dataset(tmp_path / name), 2, 2, 100, letters)
+    assert found.ids == ((1, 2), (2,))
+    unused = None if name.endswith("gz") else 1
+    assert found.texts == TextUse(used=2, cut=1, longest=3, limit=2, unused=unused, empty=1)
 
 
 @pytest.mark.parametrize("content", ["", "\n \n\t\n"])

@@ -11,7 +11,8 @@ import msgspec
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.user_files import open_ordinary, quoted
 from llm_perf_opt.workspace.data import parquet_files
-from llm_perf_opt.workspace.data.formats import DataFile, Format
+from llm_perf_opt.workspace.data.compressed import is_plain
+from llm_perf_opt.workspace.data.formats import JSON_FORMATS, DataFile, Format
 from llm_perf_opt.workspace.data.inventory import Advance, ignore
 from llm_perf_opt.workspace.data.lines import BadRecords
 from llm_perf_opt.workspace.data.record_streams import checked_lines, objects, texts
@@ -163,12 +164,17 @@ def _targets(files: Sequence[DataFile], to: Format) -> dict[str, str]:
         raise ConfigError(
             f"The data are already {to}.", f"Convert to one of: {', '.join(kind for kind in TARGETS if kind != to)}."
         )
-    targets: dict[str, str] = {}
+    return {file.name: name for file, name in renamed(files, to).items()}
+
+
+def renamed(files: Sequence[DataFile], to: Format) -> dict[DataFile, str]:
+    """Return the name of each file in another format, or raise a ConfigError if two would be the same."""
+    targets: dict[DataFile, str] = {}
     for file in files:
         name = f"{file.stem}.{to}"
         for other in (known for known, taken in targets.items() if taken == name):
-            raise ConfigError(f"{other} and {file.name} would both become {name}.", "Rename one of them in the source.")
-        targets[file.name] = name
+            raise ConfigError(f"{other.name} and {file.name} would both become {name}.", "Rename one of them in the source.")
+        targets[file] = name
     return targets
 
 
@@ -184,6 +190,29 @@ def _to_jsonl(file: DataFile, target: Path, bad: BadRecords, advance: Advance) -
         return rows
     with target.open("wb") as out:
         return _write_objects(file, out, bad, advance)
+
+
+def write_selected(files: Sequence[DataFile], out: Path, bad: BadRecords, advance: Advance) -> tuple[Format, dict[str, int]]:
+    """Write every record of these files: lines unchanged, rows as JSON lines."""
+    kind: Format = "txt" if files[0].format == "txt" else "jsonl"
+    splits: dict[str, int] = dict.fromkeys((file.split for file in files), 0)
+    for file, name in renamed(files, kind).items():
+        target = out / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.format in (*JSON_FORMATS, "txt"):
+            splits[file.split] += _copied_lines(file, target, bad, advance)
+        else:
+            splits[file.split] += _to_jsonl(file, target, bad, advance)
+    return kind, splits
+
+
+def _copied_lines(file: DataFile, target: Path, bad: BadRecords, advance: Advance) -> int:
+    count = 0
+    with target.open("wb") as out:
+        for block in checked_lines(file, bad, advance):
+            out.writelines(line + b"\n" for _, line in block)
+            count += len(block)
+    return count
 
 
 def _keep_good_lines(made: DataFile) -> None:
@@ -252,7 +281,7 @@ def _to_parquet(
 
 def _lines_for_database(file: DataFile, spill: Path, seen: Seen, bad: BadRecords, advance: Advance) -> tuple[int, Path]:
     """Return a file with only the good records as JSON lines: the file itself if possible, otherwise a copy."""
-    if file.format == "jsonl" and file.path.suffix.lower() != ".gz":
+    if file.format == "jsonl" and is_plain(file.path):
         before, count = bad.count, 0
         for block in objects(file, bad, advance):
             for record in block:

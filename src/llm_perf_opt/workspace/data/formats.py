@@ -9,21 +9,32 @@ from typing import Literal, get_args
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
 from llm_perf_opt.core.user_files import read_bytes
-from llm_perf_opt.workspace.data.layout import INDEX_SUFFIX, TOKENS_SUFFIX
+from llm_perf_opt.workspace.data.compressed import GZIP, ZSTD
 
-Format = Literal["jsonl", "parquet", "txt", "arrow", "tokens"]
+TOKENS_SUFFIX = ".bin"
+INDEX_SUFFIX = ".idx"
+Format = Literal["jsonl", "json", "parquet", "txt", "arrow", "tokens"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+_PACKED = ("", GZIP, ZSTD)
 SUFFIXES: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".jsonl.gz": "jsonl",
-    ".ndjson": "jsonl",
+    **{f".jsonl{packed}": "jsonl" for packed in _PACKED},
+    **{f".ndjson{packed}": "jsonl" for packed in _PACKED},
+    **{f".json{packed}": "json" for packed in _PACKED},
+    **{f".txt{packed}": "txt" for packed in _PACKED},
     ".parquet": "parquet",
-    ".txt": "txt",
-    ".txt.gz": "txt",
     ".arrow": "arrow",
     TOKENS_SUFFIX: "tokens",
 }
-READ = ".jsonl, .jsonl.gz, .ndjson, .parquet, .txt, .txt.gz, or a folder saved by Hugging Face datasets (save_to_disk)"
+READ = (
+    f".jsonl, .ndjson, .json and .txt, also compressed ({GZIP}, {ZSTD}), .parquet, "
+    "or a folder saved by Hugging Face datasets (save_to_disk)"
+)
+JSON_FORMATS: tuple[Format, ...] = ("jsonl", "json")
+"""Lines of JSON, and what is read as such: a .json file has one object per line, or an array of objects."""
+_BESIDE: tuple[Format, ...] = ("txt", "json")
+"""Next to another format, a .txt or .json file describes the data; next to a .json file, a .txt file does."""
+_DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+"""Files that never have records."""
 WHOLE = "all"
 """The split of a file whose name has none."""
 _SPLIT = re.compile(r"(?:^|[/._-])(train|validation|valid|val|dev|test)(?=$|[/._-]|\d)", re.IGNORECASE)
@@ -53,8 +64,8 @@ class DataFile:
 
 
 def data_files(files: Mapping[str, Path], where: Path, wanted: str | None = None) -> tuple[DataFile, ...]:
-    """Return the data files. Text files next to another format are documentation; `wanted` decides between two others."""
-    formats = {name: SUFFIXES[suffix] for name in files if (suffix := suffix_of(name)) and not _has_no_records(name)}
+    """Return the data files. A .txt or .json file next to another format describes it; `wanted` decides between two others."""
+    formats = {name: SUFFIXES[suffix_of(name)] for name in files if may_have_records(name)}
     found = set(formats.values())
     if "arrow" in found and not any(PurePosixPath(name).name == _STATE for name in files):
         raise ResourceError(
@@ -84,9 +95,10 @@ def suffix_of(name: str) -> str:
     return max((suffix for suffix in SUFFIXES if low.endswith(suffix)), key=len, default="")
 
 
-def _has_no_records(name: str) -> bool:
-    """Return whether a file has no records: hidden files and folders, and the index of a token file."""
-    return name.endswith(INDEX_SUFFIX) or any(part.startswith(".") for part in PurePosixPath(name).parts)
+def may_have_records(name: str) -> bool:
+    """Return whether a file has a known suffix and is neither hidden nor a description."""
+    parts = PurePosixPath(name).parts
+    return bool(suffix_of(name)) and parts[-1] not in _DESCRIPTIONS and not any(part.startswith(".") for part in parts)
 
 
 def _chosen(found: set[Format], where: Path, wanted: str | None) -> Format:
@@ -95,7 +107,9 @@ def _chosen(found: set[Format], where: Path, wanted: str | None) -> Format:
             if kind == wanted:
                 return kind
         raise ConfigError(f"{where} has no {wanted} file.", f"It has: {', '.join(sorted(found)) or 'no supported file'}.")
-    rest = found - {"txt"} if found != {"txt"} else found
+    rest = set(found)
+    for weak in _BESIDE:
+        rest = rest - {weak} if len(rest) > 1 else rest
     if not rest:
         raise ResourceError(f"{where} has no data files.", f"Supported: {READ}.")
     if len(rest) > 1:

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ import yaml
 
 from llm_perf_opt import __version__
 from llm_perf_opt.core.errors import ParseError, ResourceError
-from llm_perf_opt.core.run_folder import write_whole
+from llm_perf_opt.core.run_folder import check_plain, write_whole
 from llm_perf_opt.core.user_files import check_ordinary, open_ordinary, read_bytes
 from llm_perf_opt.workspace.data.formats import Format, suffix_of
 from llm_perf_opt.workspace.data.layout import dangling
@@ -130,7 +130,10 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 SCHEMA = 1
+MOST_FACTS = 10_000_000
+"""Values in a metadata file, which lists every file of the data. Aliases can expand a few lines of YAML beyond any memory."""
 M = TypeVar("M", "DatasetMetadata", "VariantMetadata")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,8 @@ class Size:
 
     files: int
     bytes: int
-    records: int
+    records: int | None
+    """None: not counted."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +163,13 @@ class DatasetMetadata:
     splits: dict[str, int]
     """Records of each split."""
     size: Size
-    content_sha256: str
-    added: str
+    content_sha256: str | None
+    """None: not recorded."""
+    added: str | None
     tool: dict[str, str]
     files: dict[str, FileEntry]
+    filled: list[str] = field(default_factory=list)
+    """Facts that the author of the metadata did not state; they were found in the data."""
 
 
 @dataclass(frozen=True)
@@ -180,41 +187,78 @@ class VariantMetadata:
     schema: int
     dataset: str
     name: str
-    parent: str
-    """source-data, or another variant."""
-    parent_sha256: str
-    """The content hash of what was read."""
-    transform: str
-    """subset, tokenized or converted."""
+    parent: str | None
+    """source-data, or another variant; None: not recorded."""
+    parent_sha256: str | None
+    """The content hash of what was read; None: not recorded."""
+    transform: str | None
+    """subset, split, tokenized, converted or cleaned; in the words of the author, or None, for a variant of the user."""
     arguments: dict[str, Any]
     format: Format
     text_field: str
     splits: dict[str, int]
     size: Size
     skipped: Skipped
-    content_sha256: str
-    created: str
+    content_sha256: str | None
+    created: str | None
     tool: dict[str, str]
     files: dict[str, FileEntry]
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Readable records that the transform leaves out, by reason."""
+    filled: list[str] = field(default_factory=list)
+    """Facts that the author of the metadata did not state; they were found in the data."""
 
 
 def write_metadata(path: Path, metadata: DatasetMetadata | VariantMetadata) -> None:
-    """Write the metadata as YAML."""
-    write_whole(path, yaml.safe_dump(dataclasses.asdict(metadata), sort_keys=False, allow_unicode=True, width=130).encode())
+    """Write the metadata as YAML; optional facts only if there are any."""
+    values = {key: value for key, value in dataclasses.asdict(metadata).items() if value or key not in ("filled", "left_out")}
+    write_whole(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=130).encode())
 
 
-def read_metadata(path: Path, kind: type[M]) -> M:
-    """Return the metadata, or raise a ParseError with the file and the place in it."""
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, with dates as text, or raise a ParseError."""
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        found = msgspec.convert(yaml.load(read_bytes(path), Loader=loader), kind)  # noqa: S506 - a safe loader
+        found = yaml.load(read_bytes(path), Loader=loader)  # noqa: S506 - a safe loader
+        check_plain(found, MOST_FACTS)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "Restore it, or remove the folder and add the dataset again.") from error
-    except (yaml.YAMLError, msgspec.MsgspecError, OSError, ValueError, RecursionError) as error:
-        raise ParseError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}", "Fix it, or create it again.") from error
+    except (yaml.YAMLError, OSError, ValueError, RecursionError, AttributeError) as error:  # AttributeError: an invalid date
+        raise _unreadable(path, error) from error
+    if not isinstance(found, dict):
+        raise ParseError(f"{path} cannot be read: it is not a mapping.", "Write one fact per line, such as `name: NAME`.")
+    return {str(key): _without_dates(value) for key, value in found.items()}
+
+
+def converted(path: Path, values: dict[str, Any], kind: type[T]) -> T:
+    """Return the values of a file as a record, or raise a ParseError with the file and the place in it."""
+    try:
+        return msgspec.convert(values, kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
+
+
+def read_metadata(path: Path, kind: type[M], values: dict[str, Any] | None = None) -> M:
+    """Return metadata that this program wrote, or raise a ParseError with the file and the place in it.
+
+    `values` is the content of the file if it was read before.
+    """
+    found = converted(path, read_yaml(path) if values is None else values, kind)
     if found.schema > SCHEMA:
         raise ParseError(f"{path} was written by a newer version (schema {found.schema}).", "Upgrade llm-perf-opt.")
     return found
+
+
+def _unreadable(path: Path, error: Exception) -> ParseError:
+    return ParseError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}", "Fix it, or create it again.")
+
+
+def _without_dates(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_dates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_dates(item) for item in value]
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def now() -> str:

@@ -16,20 +16,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.config.schema import FOLDER_NAME
+from llm_perf_opt.config.schema import FOLDER_NAME, PROJECT_MODELS
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.user_files import check_ordinary
+from llm_perf_opt.workspace.data.formats import may_have_records
 
 DATASETS_ROOT = Path("datasets")
-MODELS_ROOT = Path("models")
+MODELS_ROOT = PROJECT_MODELS
 SOURCE = "source-data"
-_METADATA = "metadata.yaml"
+METADATA = "metadata.yaml"
 _README = "README.md"
 _IGNORED = ".gitignore"
 _DATA = "data"
-TAKEN = (SOURCE, _METADATA, _README, _DATA)
-TOKENS_SUFFIX = ".bin"
-INDEX_SUFFIX = ".idx"
+_NO_VARIANTS = ("analysis",)
+TAKEN = (SOURCE, METADATA, _README, _DATA)
 SAMPLES = "samples"
 PART_SUFFIX = ".part"
 
@@ -69,13 +69,32 @@ class VariantFolder:
 
     @property
     def data(self) -> Path:
-        """The folder with its files."""
+        """The folder with its files: `data`, or the variant itself if a script put them there."""
+        inside = self.made_data
+        return self.path if self.path.is_dir() and not inside.is_dir() and any(self._files()) else inside
+
+    @property
+    def made_data(self) -> Path:
+        """The folder where `prepare` puts the files."""
         return self.path / _DATA
 
     @property
     def metadata_file(self) -> Path:
         """The file that records what it was made from and how."""
-        return self.path / _METADATA
+        return self.path / METADATA
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder is a variant: it has metadata, or files in a format of data. Results of an analysis are none."""
+        named = self.metadata_file.is_file() or self.made_data.is_dir()
+        return named or (self.name not in _NO_VARIANTS and any(may_have_records(entry.name) for entry in self._files()))
+
+    def _files(self) -> Iterator[Path]:
+        return (entry for entry in self.path.iterdir() if entry.is_file() and not self._is_description(entry))
+
+    @staticmethod
+    def _is_description(entry: Path) -> bool:
+        return entry.name in (METADATA, _IGNORED) or entry.name.lower().startswith("readme")
 
 
 @dataclass(frozen=True)
@@ -97,7 +116,7 @@ class DatasetFolder:
     @property
     def metadata_file(self) -> Path:
         """The file that records where it comes from and what it contains."""
-        return self.path / _METADATA
+        return self.path / METADATA
 
     @property
     def readme_file(self) -> Path:
@@ -106,11 +125,7 @@ class DatasetFolder:
 
     def variants(self) -> tuple[VariantFolder, ...]:
         """Return every variant, by name."""
-        return tuple(folder for folder in self._folders() if folder.metadata_file.is_file())
-
-    def without_metadata(self) -> tuple[VariantFolder, ...]:
-        """Return folders with a variant's data but without metadata."""
-        return tuple(folder for folder in self._folders() if folder.data.is_dir() and not folder.metadata_file.is_file())
+        return tuple(folder for folder in self._folders() if folder.is_there)
 
     def _folders(self) -> list[VariantFolder]:
         return [VariantFolder(path) for path in _visible_folders(self.path) if path.name != SOURCE]

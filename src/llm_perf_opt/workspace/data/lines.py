@@ -1,14 +1,12 @@
-"""Read lines of files larger than memory: in chunks, plain or gzipped, numbered, with a maximum length."""
+"""Read lines of files larger than memory: in chunks, plain or compressed, numbered, with a maximum length."""
 
-import gzip
-import io
-import zlib
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
-from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.core.errors import ConfigError, ParseError, nearest
+from llm_perf_opt.workspace.data.compressed import unpacked
 from llm_perf_opt.workspace.data.inventory import Advance
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -20,7 +18,7 @@ FIELD_OPTION = "--text-field NAME"
 """How to name another field with the dataset verbs."""
 RUN_FIELD_OPTION = "dataset.text_field=NAME"
 """How to name another field in a run."""
-_MARK = b"\xef\xbb\xbf"
+_MARK = codecs.BOM_UTF8
 
 
 @dataclass
@@ -61,22 +59,18 @@ def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes 
 
     Lines end with \\n or \\r\\n; other line separators are part of the text.
     """
-    try:
-        with open_ordinary(path) as raw:
-            yield from _numbered(_chunks(raw, path, advance))
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ParseError(f"{path} is damaged: {error}.", "Download or copy it again.") from error
-    except OSError as error:
-        raise ResourceError(f"{path} cannot be read: {error.strerror or error}.", "Check its permissions.") from error
+    yield from _numbered(_chunks(path, advance))
 
 
-def _chunks(raw: io.BufferedReader, path: Path, advance: Advance) -> Iterator[bytes]:
-    file = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+def _chunks(path: Path, advance: Advance) -> Iterator[bytes]:
     done = 0
-    while chunk := file.read(BLOCK_BYTES):
-        advance(raw.tell() - done)
-        done = raw.tell()
-        yield chunk
+    with unpacked(path) as file:
+        while chunk := file.read(BLOCK_BYTES):
+            if not done and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise ParseError(f"{path} is text in UTF-16.", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8 FILE.")
+            advance(file.consumed - done)
+            done = file.consumed
+            yield chunk
 
 
 def _numbered(chunks: Iterator[bytes]) -> Iterator[tuple[int, list[bytes | None]]]:

@@ -11,12 +11,15 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.config.choices import HUB_NAME, model_remedy
+from llm_perf_opt.config.choices import HUB_NAME, model_remedy, packaged_options
+from llm_perf_opt.config.weights import USE_RANDOM
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, file_error, nearest, words_of
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.user_files import open_ordinary, read_bytes
-from llm_perf_opt.workspace.data.layout import checked_name, dangling, dangling_error, refuse_existing, write_error
+from llm_perf_opt.workspace.data.layout import MODELS_ROOT, checked_name, dangling, dangling_error, refuse_existing, write_error
 
+_TAKEN = ("hf", "random")
+"""Options that are no model: with their names, `model=NAME` would never select a link."""
 _MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 _BITS = {
@@ -120,6 +123,8 @@ class _Index(msgspec.Struct):
 def link_model(root: Path, name: str, target: Path) -> Path:
     """Create the link models/NAME to a folder outside, and return it. Nothing is overwritten."""
     place = root / checked_name(name, "model")
+    if name in _TAKEN:
+        raise ConfigError(f"A model cannot be called {name}: model={name} is an option.", "Choose another name.")
     refuse_existing(place, "Nothing is overwritten: choose another name, or remove that link first.")
     try:
         if not target.is_dir():
@@ -154,7 +159,7 @@ def model_folder(path: str) -> Path:
             if HUB_NAME.fullmatch(path) and not folder.parent.exists():
                 raise ConfigError(f"model.path={path}: no such folder. It looks like a name on the Hub.", model_remedy(path))
             what = "is a file, not a folder" if folder.exists() else "no such folder"
-            raise ConfigError(f"model.path={path}: {what}.{_siblings(folder)}", _GIVE_A_FOLDER)
+            raise ConfigError(f"model.path={path}: {what}.{_siblings(folder)}", _remedy(folder))
         if dangling(folder / _CONFIG):
             raise dangling_error(folder / _CONFIG)
         if not (folder / _CONFIG).is_file():
@@ -162,6 +167,14 @@ def model_folder(path: str) -> Path:
     except (OSError, ValueError) as error:  # the name is too long, not accessible, or has a zero byte
         raise ConfigError(f"model.path={path!r} cannot be accessed: {words_of(error)}.", _GIVE_A_FOLDER) from error
     return folder
+
+
+def _remedy(folder: Path) -> str:
+    """Return what to do about a folder that does not exist."""
+    if folder.parent.name != MODELS_ROOT.name:
+        return _GIVE_A_FOLDER
+    random = f" For random weights, add {USE_RANDOM}." if folder.name in packaged_options("model") else ""
+    return f"Link the weights: `llm-perf model link {folder.name} DIR`.{random}"
 
 
 def _siblings(folder: Path) -> str:

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ import yaml
 
 from llm_perf_opt.config.choices import packaged_options
 from llm_perf_opt.config.composition import root_for_option
-from llm_perf_opt.core.errors import ConfigError, ResourceError, nearest
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.run_folder import there, write_whole
 from llm_perf_opt.core.terminal import visible
-from llm_perf_opt.workspace.data.conversion import TARGETS, Conversion, write_converted
-from llm_perf_opt.workspace.data.formats import DataFile, Format, data_files, only_split
+from llm_perf_opt.workspace.data.cleaning import RULES, write_cleaned
+from llm_perf_opt.workspace.data.conversion import TARGETS, Conversion, write_converted, write_selected
+from llm_perf_opt.workspace.data.formats import INDEX_SUFFIX, SUFFIXES, DataFile, Format, data_files, only_split
+from llm_perf_opt.workspace.data.images import FORMATS as IMAGE_FORMATS
 from llm_perf_opt.workspace.data.inventory import (
     SCHEMA,
     Advance,
@@ -28,12 +30,12 @@ from llm_perf_opt.workspace.data.inventory import (
     ignore,
     inventory,
     now,
-    read_metadata,
     tool_versions,
     total_bytes,
     write_metadata,
 )
 from llm_perf_opt.workspace.data.layout import (
+    MODELS_ROOT,
     SOURCE,
     DatasetFolder,
     DatasetTree,
@@ -45,8 +47,10 @@ from llm_perf_opt.workspace.data.layout import (
     refuse_existing,
 )
 from llm_perf_opt.workspace.data.lines import BadRecords
+from llm_perf_opt.workspace.data.named_transforms import Preparation, completed
 from llm_perf_opt.workspace.data.record_streams import TEXT_FIELD, check_text_field, count_records
-from llm_perf_opt.workspace.data.subset import write_subset
+from llm_perf_opt.workspace.data.stated_metadata import dataset_metadata, variant_files, variant_metadata
+from llm_perf_opt.workspace.data.subset import Sample, write_subset
 from llm_perf_opt.workspace.data.tokenizing import Tokenizer, load_tokenizer, write_tokenized
 
 Phases = Callable[[str, int], Advance]
@@ -59,23 +63,6 @@ def silent(_: str, __: int) -> Advance:
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """The request: exactly one of `num_samples`, `tokenizer` and `to`."""
-
-    variant: str
-    parent: str = SOURCE
-    split: str | None = None
-    num_samples: int | None = None
-    seed: int | None = None
-    """Seed of a subset; None: 0."""
-    tokenizer: str | None = None
-    to: str | None = None
-    text_field: str | None = None
-    join_lines: bool = False
-    skip_bad: bool = False
-
-
-@dataclass(frozen=True)
 class _Parent:
     """The parent data."""
 
@@ -85,34 +72,58 @@ class _Parent:
     text_field: str
 
 
-def prepare(folder: DatasetFolder, request: Preparation, phases: Phases = silent) -> VariantMetadata:
-    """Make the variant and return its metadata."""
+@dataclass(frozen=True)
+class _Written:
+    """The result of a transform."""
+
+    format: Format
+    splits: dict[str, int]
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def prepare(folder: DatasetFolder, request: Preparation, phases: Phases = silent, models: Path = MODELS_ROOT) -> VariantMetadata:
+    """Make the variant and return its metadata. Without a transform, its name says what to make."""
+    place = folder.new_variant(request.variant)
+    files, metadata = _parent_files(folder, request.parent)
+    every = data_files(files, folder.path / request.parent, metadata.format)
+    request = completed(request, [file.split for file in every], _folders(every), models)
     _check_request(request)
     tokenizer = load_tokenizer(request.tokenizer) if request.tokenizer else None
-    place = folder.new_variant(request.variant)
-    parent = _verified_parent(folder, request, phases)
+    parent = _verified_parent(folder, request, (files, metadata, every), phases)
     bad = BadRecords(request.skip_bad)
     with made_whole(place.path) as part:
         made = VariantFolder(part)
-        made.data.mkdir()
-        advance = phases(_transform(request), sum(file.bytes for file in parent.records))
-        kind, splits = _write(parent, made.data, request, tokenizer, bad, advance)
-        if not sum(splits.values()):
+        made.made_data.mkdir()
+        advance = phases(request.transform, sum(file.bytes for file in parent.records))
+        written = _write(parent, made.made_data, request, tokenizer, bad, advance)
+        if not sum(written.splits.values()):
             why = f"; {bad.first[0]}" if bad.first else ""
-            raise ResourceError(f"No records are left for a variant: {bad.count} were left out{why}.", "Fix the data.")
-        metadata = _describe(folder.name, made, request, parent, tokenizer, bad, (kind, splits), phases)
-        write_metadata(made.metadata_file, metadata)
-    return metadata
+            many = bad.count + sum(written.left_out.values())
+            raise ResourceError(f"No records are left for a variant: {many} were left out{why}.", "Fix the data.")
+        found = _describe(folder.name, made, request, parent, tokenizer, bad, written, phases)
+        write_metadata(made.metadata_file, found)
+    return found
+
+
+def _folders(files: Sequence[DataFile]) -> list[str]:
+    return sorted({file.name.split("/", 1)[0] for file in files if "/" in file.name})
+
+
+def _parent_files(folder: DatasetFolder, name: str) -> tuple[dict[str, Path], DatasetMetadata | VariantMetadata]:
+    if name == SOURCE:
+        if dangling(folder.source):
+            raise dangling_error(folder.source)
+        return files_below(folder.source), dataset_metadata(folder)
+    variant = folder.variant(name)
+    return variant_files(variant), variant_metadata(folder, variant)
 
 
 def _check_request(request: Preparation) -> None:
-    given = {"--num-samples": request.num_samples, "--tokenizer": request.tokenizer, "--to": request.to}
-    chosen = [flag for flag, value in given.items() if value is not None]
-    if len(chosen) != 1:
-        given_flags = f"{' and '.join(chosen)} are given" if chosen else "none is given"
+    chosen = list(request.transforms)
+    if len(chosen) > 1:
         raise ConfigError(
-            f"A variant needs exactly one transform, but {given_flags}.",
-            "Give one of: --num-samples N (a subset), --tokenizer bytes|DIR (token ids), --to FORMAT (another format).",
+            f"A variant needs exactly one transform, but {' and '.join(chosen)} are given.",
+            "Give one of: --num-samples N (a subset), --tokenizer bytes|DIR (token ids), --to FORMAT (another format), --clean.",
         )
     if request.num_samples is not None and request.num_samples < 1:
         raise ConfigError(f"--num-samples {request.num_samples}: must be 1 or more.", "Give the number of records.")
@@ -126,56 +137,75 @@ def _check_request(request: Preparation) -> None:
         raise ConfigError("--join-lines has no effect without --to txt.", "Omit it.")
 
 
-def _verified_parent(folder: DatasetFolder, request: Preparation, phases: Phases) -> _Parent:
-    """Return the parent, or raise if it differs from its metadata: the recorded hash must be that of the data."""
-    metadata: DatasetMetadata | VariantMetadata
-    if request.parent == SOURCE:
-        where = folder.source
-        if dangling(where):
-            raise dangling_error(where)
-        metadata = read_metadata(folder.metadata_file, DatasetMetadata)
-    else:
-        variant = folder.variant(request.parent)
-        where, metadata = variant.data, read_metadata(variant.metadata_file, VariantMetadata)
-    files = files_below(where)
+def _verified_parent(
+    folder: DatasetFolder,
+    request: Preparation,
+    opened: tuple[dict[str, Path], DatasetMetadata | VariantMetadata, tuple[DataFile, ...]],
+    phases: Phases,
+) -> _Parent:
+    """Return the parent, or raise if it differs from its metadata: a recorded hash must be that of the data."""
+    files, metadata, every = opened
     found = content_sha256(inventory(files, phases(f"verifying {request.parent}", total_bytes(files))))
-    if found != metadata.content_sha256:
+    if metadata.content_sha256 not in (None, found):
         raise ResourceError(
-            f"{where} has changed since its metadata were written.",
+            f"{folder.path / request.parent} has changed since its metadata were written.",
             f"`llm-perf dataset check {folder.name}` lists what changed. Restore the data, or add it under another name.",
         )
-    records = only_split(data_files(files, where, metadata.format), request.split)
+    records = only_split(_inside(every, request.within), request.split)
     if metadata.format == "tokens":
         raise ConfigError(f"{request.parent} contains token ids, which cannot be transformed further.", "Start from texts.")
-    reads_texts = request.tokenizer is not None or request.to == "txt"
+    reads_texts = request.tokenizer is not None or request.clean or request.to == "txt"
     if request.text_field is not None and not reads_texts:  # the metadata will name it, so it must exist
         check_text_field(records, request.text_field)
     return _Parent(files, records, found, request.text_field or metadata.text_field)
 
 
-def _transform(request: Preparation) -> str:
-    return "subset" if request.num_samples is not None else "tokenized" if request.tokenizer else "converted"
+def _inside(files: tuple[DataFile, ...], folder: str | None) -> tuple[DataFile, ...]:
+    """Return the files in a folder of the parent, or all."""
+    if folder is None:
+        return files
+    kept = tuple(file for file in files if file.name.startswith(f"{folder.rstrip('/')}/"))
+    if not kept:
+        known = _folders(files)
+        raise ConfigError(
+            f"--within {folder}: there are no data files in this folder.{nearest(folder, known)}",
+            f"Folders with data files: {', '.join(known) or 'none'}.",
+        )
+    return kept
 
 
 def _write(
     parent: _Parent, out: Path, request: Preparation, tokenizer: Tokenizer | None, bad: BadRecords, advance: Advance
-) -> tuple[Format, dict[str, int]]:
+) -> _Written:
     if request.num_samples is not None:
-        return write_subset(parent.records, out, request.num_samples, request.seed or 0, bad, advance)
+        sample = Sample(request.num_samples, request.seed or 0, request.at_most)
+        return _Written(*write_subset(parent.records, out, sample, bad, advance))
     if tokenizer is not None:
-        return write_tokenized(parent.records, out, tokenizer, parent.text_field, bad, advance)
+        return _Written(*write_tokenized(parent.records, out, tokenizer, parent.text_field, bad, advance))
+    if request.clean:
+        return _Written(*write_cleaned(parent.records, out, parent.text_field, bad, advance))
+    if request.to is None:
+        return _Written(*write_selected(parent.records, out, bad, advance))
     target = next(kind for kind in TARGETS if kind == request.to)
-    return write_converted(parent.records, out, Conversion(target, parent.text_field, request.join_lines), bad, advance)
+    conversion = Conversion(target, parent.text_field, request.join_lines)
+    return _Written(*write_converted(parent.records, out, conversion, bad, advance))
 
 
 def _arguments(request: Preparation, parent: _Parent, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return the arguments that determine the bytes."""
     found: dict[str, Any] = {"split": request.split, "skip_bad": request.skip_bad}
+    if request.within is not None:
+        found["within"] = request.within
+    if request.clean:
+        return {"text_field": parent.text_field, "rules": list(RULES), **found}
     if request.num_samples is not None:
-        return {"num_samples": request.num_samples, "seed": request.seed or 0, **found}
+        fewer = {"at_most": True} if request.at_most else {}
+        return {"num_samples": request.num_samples, "seed": request.seed or 0, **fewer, **found}
     if tokenizer is not None:
         described = {"tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.sha256, "vocabulary": tokenizer.vocabulary}
         return {**described, "id_bytes": tokenizer.id_bytes, "text_field": parent.text_field, **found}
+    if request.to is None:
+        return found
     more = {"text_field": parent.text_field, "join_lines": request.join_lines} if request.to == "txt" else {}
     return {"to": request.to, **more, **found}
 
@@ -187,10 +217,10 @@ def _describe(
     parent: _Parent,
     tokenizer: Tokenizer | None,
     bad: BadRecords,
-    written: tuple[Format, dict[str, int]],
+    written: _Written,
     phases: Phases,
 ) -> VariantMetadata:
-    kind, splits = written
+    splits = written.splits
     for scratch in made.data.glob(".*"):
         shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink()
     files = files_below(made.data)
@@ -202,9 +232,9 @@ def _describe(
         name=request.variant,
         parent=request.parent,
         parent_sha256=parent.sha256,
-        transform=_transform(request),
+        transform=request.transform,
         arguments=_arguments(request, parent, tokenizer),
-        format=kind,
+        format=written.format,
         text_field=TEXT_FIELD if parent.records[0].format == "txt" else parent.text_field,
         splits=splits,
         size=Size(len(entries), sum(entry.bytes for entry in entries.values()), sum(splits.values())),
@@ -213,13 +243,19 @@ def _describe(
         created=now(),
         tool=tool_versions(*packages),
         files=entries,
+        left_out=written.left_out,
     )
 
 
 # --- adding -----------------------------------------------------------------------------------------------------------
 
 
-_KEPT_OUT_OF_GIT = "*/source-data\n*/source-data/**\n*/*/data/\n.*.part/\n"
+_SCRIPTS_DATA = "".join(f"*/*/**/*{suffix}\n" for suffix in (*SUFFIXES, INDEX_SUFFIX))
+"""A script may keep the files of its variant outside of data/."""
+KEPT_OUT_OF_GIT = (
+    f"*/source-data\n*/source-data/**\n*/*/data/\n{_SCRIPTS_DATA}!*/analysis/**\n!*/*/[Rr][Ee][Aa][Dd][Mm][Ee]*\n.*.part/\n"
+)
+"""The .gitignore of the datasets: data stay out of version control; descriptions and results of an analysis do not."""
 _OPTION_HEAD = "# Written by `llm-perf dataset add`. dataset.variant=NAME selects a variant; without one, the source is read.\n"
 
 
@@ -254,19 +290,22 @@ def add_dataset(
         refuse_existing(option, "Choose another name, or remove that file first.")
     files = files_below(there(source, "Give the folder or the file of the data."))
     _refuse_itself(tree, source)
-    records = data_files(files, source, description.format)
-    if records[0].format == "tokens":
-        raise ConfigError(f"{source} contains token ids, not texts.", "Add the texts instead.")
-    check_text_field(records, description.text_field)
+    try:
+        records = _texts_of(files, source, description)
+    except LlmPerfError as error:
+        if not any(Path(name).suffix.lower() in IMAGE_FORMATS for name in files):
+            raise
+        remedy = f"{error.remedy} A folder of images needs no command: run with dataset=image_folder dataset.path={source}."
+        raise type(error)(error.fact, remedy) from error
     metadata = _describe_added(name, source, description, files, records, phases)
     try:
         with made_whole(folder.path) as part:
             made = DatasetFolder(part)
             made.source.symlink_to(_lasting(source, files))
             write_metadata(made.metadata_file, metadata)
-            write_whole(made.readme_file, readme(metadata, _first_level(source, files)).encode())
+            write_whole(made.readme_file, readme(metadata, first_level(source)).encode())
             if not tree.ignore_file.exists():
-                write_whole(tree.ignore_file, _KEPT_OUT_OF_GIT.encode())
+                write_whole(tree.ignore_file, KEPT_OUT_OF_GIT.encode())
             write_whole(option, content.encode())
     except BaseException:
         if not folder.path.exists():
@@ -274,6 +313,15 @@ def add_dataset(
                 option.unlink(missing_ok=True)
         raise
     return folder, metadata
+
+
+def _texts_of(files: dict[str, Path], source: Path, description: Description) -> tuple[DataFile, ...]:
+    """Return the files with the records, or raise if they contain no texts."""
+    records = data_files(files, source, description.format)
+    if records[0].format == "tokens":
+        raise ConfigError(f"{source} contains token ids, not texts.", "Add the texts instead.")
+    check_text_field(records, description.text_field)
+    return records
 
 
 def _option(folder: DatasetFolder, conf: Path, description: Description) -> str:
@@ -321,7 +369,8 @@ def _lasting(source: Path, files: dict[str, Path]) -> Path:
     return next(iter(files.values())) if source.is_file() else source.resolve()
 
 
-def _first_level(source: Path, files: dict[str, Path]) -> list[str]:
+def first_level(source: Path) -> list[str]:
+    """Return the names in the folder of the data; folders end with a slash."""
     if source.is_file():
-        return list(files)
+        return list(files_below(source))
     return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in sorted(source.iterdir())]

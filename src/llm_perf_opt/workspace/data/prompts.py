@@ -3,22 +3,34 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from llm_perf_opt.config.schema import DatasetConfig
-from llm_perf_opt.core.errors import ConfigError, ResourceError, words_of
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, words_of
 from llm_perf_opt.core.records import TextUse
 from llm_perf_opt.core.user_files import check_ordinary
+from llm_perf_opt.core.vision_records import VisionInput
+from llm_perf_opt.workspace.data.compressed import is_plain
 from llm_perf_opt.workspace.data.formats import DataFile, data_files
-from llm_perf_opt.workspace.data.inventory import DatasetMetadata, VariantMetadata, files_below, ignore, read_metadata
+from llm_perf_opt.workspace.data.inventory import VariantMetadata, files_below, ignore
 from llm_perf_opt.workspace.data.layout import DatasetFolder, DatasetTree, dangling, dangling_error
 from llm_perf_opt.workspace.data.lines import RUN_FIELD_OPTION, BadRecords
-from llm_perf_opt.workspace.data.record_streams import check_text_field, texts
+from llm_perf_opt.workspace.data.record_streams import check_text_field, count_records, single_file, texts
+from llm_perf_opt.workspace.data.stated_metadata import (
+    by_author,
+    dataset_metadata,
+    default_text_field,
+    variant_files,
+    variant_metadata,
+)
 from llm_perf_opt.workspace.data.tokenizing import token_sequences
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -31,26 +43,30 @@ class Entry:
     tokenizer: str | None
     """The tokenizer of a tokenized variant, which has ids instead of texts."""
     id_bytes: int
-    records: int
-    """As counted when it was added or prepared."""
+    records: int | None
+    """As counted when it was added or prepared; None: not counted."""
+    whole: bool = False
+    """Whether the ids of a file may be one text, without an index."""
+    left_out: int = 0
+    """Records of its source that were left out when the variant was made."""
 
     def check_first(self) -> bool:
         """Return whether it has any records; raise if the first has no text in the requested field."""
         if self.tokenizer:
-            return next(self.sequences(), None) is not None
+            return next(self.sequences(1), None) is not None
         check_text_field(self.files, self.text_field, RUN_FIELD_OPTION)
-        return next(self.texts(), None) is not None
+        return any(text.strip() for text in self.texts())
 
     def texts(self) -> Iterator[str]:
-        """Yield every non-empty text, file by file, read on demand."""
+        """Yield every text, file by file, read on demand."""
         for file in self.files:
             for block in texts(file, self.text_field, BadRecords.of_a_run(), ignore):
-                yield from (text for text in block if text.strip())
+                yield from block
 
-    def sequences(self) -> Iterator[list[int]]:
-        """Yield every sequence of ids."""
+    def sequences(self, longest: int = 4096) -> Iterator[list[int]]:
+        """Yield every sequence of ids; of a file that is one text, pieces of `longest` ids."""
         for file in self.files:
-            for ids in token_sequences(file, self.id_bytes):
+            for ids in token_sequences(file, self.id_bytes, longest if self.whole else 0):
                 yield ids.tolist()
 
 
@@ -61,25 +77,25 @@ def open_entry(root: str, variant: str | None, text_field: str) -> Entry:
     if variant is None:
         return _source(folder, text_field)
     chosen = folder.variant(variant)
-    metadata = read_metadata(chosen.metadata_file, VariantMetadata)
-    files = data_files(files_below(chosen.data), chosen.data, metadata.format)
+    metadata = variant_metadata(folder, chosen)
+    files = data_files(variant_files(chosen), chosen.data, metadata.format)
     label, records = f"{folder.name}, variant {variant}", metadata.size.records
+    left_out = metadata.skipped.count + sum(metadata.left_out.values())
     if metadata.format == "tokens":
-        arguments = metadata.arguments
-        return Entry(label, files, text_field, str(arguments.get("tokenizer")), int(arguments.get("id_bytes", 0)), records)
-    return Entry(label, files, _field_of_variant(folder, metadata, text_field), None, 0, records)
+        tokenizer, id_bytes = str(metadata.arguments.get("tokenizer")), int(metadata.arguments.get("id_bytes", 0))
+        return Entry(label, files, text_field, tokenizer, id_bytes, records, by_author(metadata), left_out)
+    return Entry(label, files, _field_of_variant(folder, metadata, text_field), None, 0, records, left_out=left_out)
 
 
 def _field_of_variant(folder: DatasetFolder, variant: VariantMetadata, requested: str) -> str:
     """Return the variant's own field if the option names the dataset's default; any other field was requested explicitly."""
-    dataset = read_metadata(folder.metadata_file, DatasetMetadata)
-    return variant.text_field if requested == dataset.text_field else requested
+    return variant.text_field if requested == default_text_field(folder) else requested
 
 
 def _source(folder: DatasetFolder, text_field: str) -> Entry:
     if dangling(folder.source):
         raise dangling_error(folder.source)
-    metadata = read_metadata(folder.metadata_file, DatasetMetadata)
+    metadata = dataset_metadata(folder)
     files = data_files(files_below(folder.source), folder.source, metadata.format)
     return Entry(f"{folder.name}, source-data", files, text_field, None, 0, metadata.size.records)
 
@@ -88,6 +104,8 @@ Tokenize = Callable[[str], list[int]]
 
 _MAX_RECORD_CHARS = 16 * 1024 * 1024
 _MOST_COUNTED_BYTES = 256 * 1024 * 1024
+_OWN = (".jsonl", ".txt")
+_READ_FILES = ".jsonl, .ndjson, .json or .txt (also compressed: .gz, .zst), or .parquet"
 
 
 @dataclass(frozen=True)
@@ -96,9 +114,8 @@ class Prompts:
 
     ids: tuple[tuple[int, ...], ...]
     source: str
-    pixels: tuple[int, ...] = ()
-    """Shape of the pixel values (images, channels, height, width); empty without images."""
-    pixel_seed: int = 0
+    images: "PromptImages | None" = None
+    """The images in the prompts; None without images."""
     texts: TextUse | None = None
     """How the dataset's texts were used; None for synthetic ids."""
 
@@ -109,7 +126,7 @@ class Prompts:
 
     def sha256(self) -> str:
         """Hash of the input: equal for equal ids."""
-        content = [self.ids, self.pixels, self.pixel_seed] if self.pixels else self.ids
+        content = self.ids if self.images is None else [self.ids, self.images.identity]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -125,9 +142,10 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
     entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
     sequences: list[tuple[int, ...]] = []
     lengths: list[int] = []
-    taken = 0
-    for ids in _sequences(dataset, entry, vocabulary, tokenize):
+    taken = empty = 0
+    for ids in _sequences(dataset, entry, longest, vocabulary, tokenize):
         taken += 1
+        empty += not ids
         if ids:
             sequences.append(tuple(ids[:longest]))
             lengths.append(len(ids))
@@ -146,21 +164,35 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
         where = f"dataset {entry.label}"
     total = entry.records if entry else _count(dataset)
     unused = None if total is None else max(0, total - taken)
-    use = TextUse(found, sum(length > longest for length in lengths), max(lengths), longest, unused)
+    left_out = entry.left_out if entry else 0
+    use = TextUse(found, sum(length > longest for length in lengths), max(lengths), longest, unused, empty, left_out)
     return Prompts(tuple(repeated), f"{where}, {tokenizer}{repeats}", texts=use)
 
 
+def repeated_prompt(dataset: DatasetConfig, batch_size: int, longest: int, vocabulary: int, tokenize: Tokenize | None) -> Prompts:
+    """Return `dataset.prompt` for each sequence, cut to `longest` tokens."""
+    text = dataset.prompt or ""
+    ids = tokenize(text) if tokenize else [byte % vocabulary for byte in text.encode(errors="replace")]
+    if not ids:
+        raise ConfigError("dataset.prompt is empty.", "Give a text, or leave it out for random ids.")
+    tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, without a tokenizer"
+    use = TextUse(1, int(len(ids) > longest), len(ids), longest, 0)
+    return Prompts((tuple(ids[:longest]),) * batch_size, f"dataset.prompt, {tokenizer}", texts=use)
+
+
 def _count(dataset: DatasetConfig) -> int | None:
-    """Return the number of non-blank lines of a file; None if it is too large to count."""
+    """Return the number of records of a file; None if it is too large to count, or packed: its size is then unknown."""
     if dataset.path is None:
         return sum(1 for _ in _texts(dataset))
     path = Path(dataset.path)
     try:
-        if path.stat().st_size > _MOST_COUNTED_BYTES:
+        if not is_plain(path) or path.stat().st_size > _MOST_COUNTED_BYTES:
             return None
+        if path.suffix not in _OWN and (file := single_file(path)):
+            return count_records(file, ignore)
         with path.open("rb") as lines:
             return sum(1 for line in lines if line.strip())
-    except OSError:  # removed since it was read
+    except (OSError, LlmPerfError):  # removed since it was read, or damaged after the texts that are used
         return None
 
 
@@ -177,9 +209,11 @@ def _no_text(dataset: DatasetConfig, entry: Entry | None) -> ResourceError:
     return ResourceError(f"{holder} contains no text.", "Check dataset.path and dataset.text_field.")
 
 
-def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tokenize: Tokenize | None) -> Iterator[list[int]]:
+def _sequences(
+    dataset: DatasetConfig, entry: Entry | None, longest: int, vocabulary: int, tokenize: Tokenize | None
+) -> Iterator[list[int]]:
     if entry and entry.tokenizer:
-        for ids in entry.sequences():
+        for ids in entry.sequences(longest):
             if ids and max(ids) >= vocabulary:
                 raise ConfigError(
                     f"{entry.label} contains the id {max(ids)}, but the model's vocabulary has {vocabulary} ids.",
@@ -188,7 +222,10 @@ def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tok
             yield ids
         return
     for text in entry.texts() if entry else _texts(dataset):
-        yield tokenize(text) if tokenize else [byte % vocabulary for byte in text.encode()]
+        if not text.strip():
+            yield []
+        else:
+            yield tokenize(text) if tokenize else [byte % vocabulary for byte in text.encode()]
 
 
 def _texts(dataset: DatasetConfig) -> Iterator[str]:
@@ -199,7 +236,7 @@ def _texts(dataset: DatasetConfig) -> Iterator[str]:
     path = Path(dataset.path)
     check_ordinary(path)
     if not _is_file(path):
-        raise ConfigError(f"dataset.path={path}: no such file.", "Give a .jsonl or a .txt file.")
+        raise ConfigError(f"dataset.path={path}: no such file.", f"Give a file with texts: {_READ_FILES}.")
     try:
         yield from _file_texts(path, dataset.text_field)
     except UnicodeDecodeError as error:
@@ -216,10 +253,12 @@ def _is_file(path: Path) -> bool:
 
 
 def _file_texts(path: Path, field: str) -> Iterator[str]:
-    if path.suffix not in (".jsonl", ".txt"):
-        raise ConfigError(
-            f"dataset.path={path}: '{path.suffix}' is not supported.", "Give a .jsonl or a .txt file (one prompt per line)."
-        )
+    if path.suffix not in _OWN and (file := single_file(path)):
+        for block in texts(file, field, BadRecords.of_a_run(), ignore):
+            yield from block
+        return
+    if path.suffix not in _OWN:
+        raise ConfigError(f"dataset.path={path}: '{path.suffix}' is not supported.", f"Give a file with texts: {_READ_FILES}.")
     with path.open(encoding="utf-8-sig") as lines:
         if path.suffix == ".txt":
             yield from (line.strip() for line in _bounded(lines, path) if line.strip())
@@ -264,41 +303,55 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class PromptImage:
-    """An image as the model sees it."""
+class PromptImages:
+    """The images of a batch. They are recorded as `record`."""
 
-    tokens: int
-    """Number of tokens it takes in the prompt."""
+    record: VisionInput
     token_id: int
-    """The id of such a token."""
-    channels: int
-    height: int
-    width: int
+    """The id of a token that stands for a part of an image."""
+    seed: int
+    """Of random pixels."""
+    arrays: Mapping[str, "np.ndarray[Any, Any]"] = field(default_factory=dict)
+    """Pixels of real images, by the argument of the model's forward; empty: random ones of the recorded shapes."""
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of its pixel values."""
-        return self.channels, self.height, self.width
+    def identity(self) -> list[Any]:
+        """What distinguishes these images from others: the seed of random pixels, or a hash of real ones."""
+        hashes = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in sorted(self.arrays.items())}
+        return [self.record.pixel_shapes, self.record.grids, self.record.tiles, hashes or self.seed]
 
 
-def with_images(prompts: Prompts, image: PromptImage, longest: int, seed: int) -> Prompts:
-    """Return every prompt with one image after its first token, at most `longest` tokens; its text is shortened."""
-    least = image.tokens + 2
-    if longest < least:
-        raise ConfigError(
-            f"An image takes {image.tokens} tokens of this model's prompt, but runtime.prompt_tokens={longest}.",
-            f"Set runtime.prompt_tokens={least} or more: one token before the image and one after it.",
-        )
-    placeholder = 0 if image.token_id else 1
-    room = longest - image.tokens
-    texts = prompts.texts
-    if texts is not None:
-        texts = replace(texts, cut=sum(len(ids) > room for ids in prompts.ids[: texts.used]), limit=room)
-    found = []
-    for ids in prompts.ids:
-        text = [placeholder if token == image.token_id else token for token in ids[:room]]
-        text += [placeholder] * (2 - len(text))
-        found.append((text[0], *[image.token_id] * image.tokens, *text[1:]))
-    source = f"{prompts.source}; one image of random pixels each, seed {seed} ({image.tokens} of the prompt's tokens)"
-    pixels = (len(found), *image.shape)
-    return replace(prompts, ids=tuple(found), source=source, pixels=pixels, pixel_seed=seed, texts=texts)
+@dataclass(frozen=True)
+class ImageTokens:
+    """How images stand in a prompt."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each image, in the order of the prompts."""
+    token_id: int
+    brackets: tuple[int, int] | None
+    """Ids of the tokens before and after an image; None if the model has none."""
+
+    def placed(self, prompts: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        """Return the prompts with an equal number of images after the first token of each."""
+        each = len(self.lengths) // len(prompts)
+        placeholder = 0 if self.token_id else 1
+        found = []
+        for index, ids in enumerate(prompts):
+            text = [placeholder if token == self.token_id else token for token in ids]
+            images = [self._image(length) for length in self.lengths[index * each : (index + 1) * each]]
+            found.append((*text[:1], *(token for image in images for token in image), *text[1:]))
+        return tuple(found)
+
+    def per_prompt(self, prompts: int) -> tuple[int, ...]:
+        """Return the image tokens of each prompt, without brackets."""
+        each = len(self.lengths) // prompts
+        return tuple(sum(self.lengths[start : start + each]) for start in range(0, len(self.lengths), each))
+
+    def added(self, prompts: int) -> int:
+        """Return the most tokens that images add to a prompt."""
+        each = len(self.lengths) // prompts
+        return max(self.per_prompt(prompts)) + (2 * each if self.brackets else 0)
+
+    def _image(self, length: int) -> list[int]:
+        tokens = [self.token_id] * length
+        return [self.brackets[0], *tokens, self.brackets[1]] if self.brackets else tokens

@@ -1,6 +1,7 @@
 """The transform `subset`: a seeded random sample of unchanged records, in source order."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -8,7 +9,7 @@ import msgspec
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.workspace.data import arrow_files, parquet_files
-from llm_perf_opt.workspace.data.formats import WHOLE, DataFile, Format
+from llm_perf_opt.workspace.data.formats import JSON_FORMATS, WHOLE, DataFile, Format
 from llm_perf_opt.workspace.data.inventory import Advance, ignore
 from llm_perf_opt.workspace.data.layout import SAMPLES
 from llm_perf_opt.workspace.data.lines import BadRecords
@@ -105,23 +106,40 @@ _SPILL = ".spill"
 _CONVERT_FIRST = "Make a variant without such records with `--to jsonl --skip-bad`, and sample that one with `--from VARIANT`."
 
 
+@dataclass(frozen=True)
+class Sample:
+    """The requested sample."""
+
+    size: int
+    seed: int = 0
+    at_most: bool = False
+    """Whether all records are the sample if there are fewer."""
+
+    def check(self, found: int) -> None:
+        """Raise a ResourceError if there are too few records."""
+        if not found:
+            raise ResourceError("There are no records to sample from.", "Fix the data.")
+        if found < self.size and not self.at_most:
+            raise ResourceError(
+                f"{self.size} samples were requested, but there are {found} records.", f"Use --num-samples {found} or less."
+            )
+
+
 def write_subset(
-    files: Sequence[DataFile], out: Path, num_samples: int, seed: int, bad: BadRecords, advance: Advance
+    files: Sequence[DataFile], out: Path, sample: Sample, bad: BadRecords, advance: Advance
 ) -> tuple[Format, dict[str, int]]:
-    """Write `num_samples` records of `files` to one file under `out`. Lines are copied unchanged; rows become JSON lines."""
-    if files[0].format in ("jsonl", "txt"):
-        kind = files[0].format
-        _sampled_lines(files, out / f"{SAMPLES}.{kind}", num_samples, seed, bad, advance)
-        return kind, {WHOLE: num_samples}
-    _sampled_rows(files, out / f"{SAMPLES}.jsonl", num_samples, seed, advance)
-    return "jsonl", {WHOLE: num_samples}
+    """Write the sample of `files` to one file under `out`. Lines are copied unchanged; rows become JSON lines."""
+    if files[0].format in (*JSON_FORMATS, "txt"):
+        kind: Format = "txt" if files[0].format == "txt" else "jsonl"
+        return kind, {WHOLE: _sampled_lines(files, out / f"{SAMPLES}.{kind}", sample, bad, advance)}
+    return "jsonl", {WHOLE: _sampled_rows(files, out / f"{SAMPLES}.jsonl", sample, advance)}
 
 
-def _sampled_lines(files: Sequence[DataFile], out: Path, size: int, seed: int, bad: BadRecords, advance: Advance) -> None:
+def _sampled_lines(files: Sequence[DataFile], out: Path, sample: Sample, bad: BadRecords, advance: Advance) -> int:
     """Sample in one pass; candidate lines wait on disk, so memory holds only their positions."""
     import numpy as np
 
-    reservoir, base = Reservoir(size, seed), 0
+    reservoir, base = Reservoir(sample.size, sample.seed), 0
     spill_file = out.with_name(_SPILL)
     with spill_file.open("w+b") as spill:
         for file in files:
@@ -136,20 +154,21 @@ def _sampled_lines(files: Sequence[DataFile], out: Path, size: int, seed: int, b
                     starts[index] = spill.tell()
                     spill.write(block[candidate][1] + b"\n")
                 reservoir.keep(places[chosen], starts)
-        _check_enough(reservoir.offered, size)
+        sample.check(reservoir.offered)
         with out.open("wb") as kept:
             for start in reservoir.sample()[1].tolist():
                 spill.seek(start)
                 kept.write(spill.readline())
     spill_file.unlink()
+    return min(sample.size, reservoir.offered)
 
 
-def _sampled_rows(files: Sequence[DataFile], out: Path, size: int, seed: int, advance: Advance) -> None:
+def _sampled_rows(files: Sequence[DataFile], out: Path, sample: Sample, advance: Advance) -> int:
     """Draw positions from the row counts, then write only the chosen rows."""
     reader = arrow_files if files[0].format == "arrow" else parquet_files
     counts = [reader.count_rows(file.path) for file in files]
-    _check_enough(sum(counts), size)
-    places = sample_places(sum(counts), size, seed)
+    sample.check(sum(counts))
+    places = sample_places(sum(counts), sample.size, sample.seed)
     first = 0
     with out.open("wb") as kept:
         for file, count in zip(files, counts, strict=True):
@@ -160,6 +179,7 @@ def _sampled_rows(files: Sequence[DataFile], out: Path, size: int, seed: int, ad
                 _append_arrow_rows(file, inside, kept)
             first += count
             advance(file.bytes)
+    return len(places)
 
 
 def _append_parquet_rows(file: DataFile, rows: list[int], spill: Path, kept: BinaryIO) -> None:
@@ -184,12 +204,3 @@ def _append_arrow_rows(file: DataFile, rows: list[int], kept: BinaryIO) -> None:
             kept.write(msgspec.json.encode(block[following - place]) + b"\n")
             following = next(wanted)
         place += len(block)
-
-
-def _check_enough(found: int, wanted: int) -> None:
-    if not found:
-        raise ResourceError("There are no records to sample from.", "Fix the data.")
-    if found < wanted:
-        raise ResourceError(
-            f"{wanted} samples were requested, but there are {found} records.", f"Use --num-samples {found} or less."
-        )

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.user_files import check_ordinary
-from llm_perf_opt.workspace.data.formats import DataFile, Format
+from llm_perf_opt.workspace.data.formats import INDEX_SUFFIX, TOKENS_SUFFIX, DataFile, Format
 from llm_perf_opt.workspace.data.inventory import Advance, file_entry
-from llm_perf_opt.workspace.data.layout import INDEX_SUFFIX, TOKENS_SUFFIX
 from llm_perf_opt.workspace.data.lines import BadRecords
 from llm_perf_opt.workspace.data.record_streams import texts
 
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
 
 BYTES = "bytes"
 """The tokenizer without files: every byte of the UTF-8 text is an id."""
-_FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 _BATCH_CHARS = 4_000_000
+_PLAIN_ID_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ def load_tokenizer(name: str) -> Tokenizer:
     if name == BYTES:
         return Tokenizer(BYTES, 256, None, None)
     path = Path(name).expanduser()
-    file = path / _FILE if path.is_dir() else path
+    file = path / TOKENIZER_FILE if path.is_dir() else path
     check_ordinary(file)
     if not file.is_file():
         raise ResourceError(
-            f"--tokenizer {name}: there is no {_FILE}.",
-            f"Give a model's folder with a {_FILE} (AutoTokenizer's save_pretrained writes one), or `{BYTES}`.",
+            f"--tokenizer {name}: there is no {TOKENIZER_FILE}.",
+            f"Give a model's folder with a {TOKENIZER_FILE} (AutoTokenizer's save_pretrained writes one), or `{BYTES}`.",
         )
     import tokenizers
 
@@ -140,6 +140,15 @@ def _batches(block: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
+def id_bytes_of(file: DataFile) -> int:
+    """Return the bytes per id of a token file: by its index, or 2 without one, as in the files that nanoGPT writes."""
+    index_file = file.path.with_suffix(INDEX_SUFFIX)
+    if index_file.is_file():
+        count = int(_starts(index_file)[-1])
+        return file.bytes // count if count and file.bytes in (2 * count, 4 * count) else _PLAIN_ID_BYTES
+    return _PLAIN_ID_BYTES
+
+
 def count_sequences(index_file: Path) -> int:
     """Return the number of texts in an .idx."""
     return len(_starts(index_file)) - 1
@@ -160,13 +169,16 @@ def _starts(index_file: Path) -> "NDArray[np.uint64]":
     return starts
 
 
-def token_sequences(file: DataFile, id_bytes: int) -> Iterator["NDArray[np.int64]"]:
-    """Yield the texts of a .bin, in order, as ids."""
+def token_sequences(file: DataFile, id_bytes: int, piece: int = 0) -> Iterator["NDArray[np.int64]"]:
+    """Yield the texts of a .bin, in order, as ids. Without an .idx, its ids are one text: yield pieces of `piece` ids."""
     import numpy as np
 
     index_file = file.path.with_suffix(INDEX_SUFFIX)
     if not index_file.is_file():
-        raise ResourceError(f"{index_file} is missing.", "Prepare the variant again.")
+        if not piece:
+            raise ResourceError(f"{index_file} is missing.", "Prepare the variant again.")
+        yield from _pieces(file, id_bytes, piece)
+        return
     starts = _starts(index_file)
     if int(starts[-1]) * id_bytes != file.bytes:
         raise ParseError(f"{file.path} and its {INDEX_SUFFIX} disagree.", "Prepare the variant again.")
@@ -175,3 +187,18 @@ def token_sequences(file: DataFile, id_bytes: int) -> Iterator["NDArray[np.int64
     ids = np.memmap(file.path, f"<u{id_bytes}", "r")
     for start, end in itertools.pairwise(starts):
         yield np.asarray(ids[int(start) : int(end)], np.int64)
+
+
+def _pieces(file: DataFile, id_bytes: int, piece: int) -> Iterator["NDArray[np.int64]"]:
+    import numpy as np
+
+    if file.bytes % id_bytes:
+        raise ParseError(
+            f"{file.path} is damaged: {file.bytes} bytes are not ids of {id_bytes} bytes each.",
+            "Copy it again, or state the size of an id in the metadata of the variant: `dtype: uint16` or `dtype: uint32`.",
+        )
+    if not file.bytes:
+        return
+    ids = np.memmap(file.path, f"<u{id_bytes}", "r")
+    for start in range(0, len(ids), piece):
+        yield np.asarray(ids[start : start + piece], np.int64)
