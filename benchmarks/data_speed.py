@@ -88,13 +88,13 @@ def ours(operation: str, source: Path, tokenizer: Path, out: Path) -> Callable[[
     from llm_perf_opt.workspace.data.formats import DataFile
     from llm_perf_opt.workspace.data.inventory import ignore
     from llm_perf_opt.workspace.data.lines import BadRecords
-    from llm_perf_opt.workspace.data.subset import write_subset
+    from llm_perf_opt.workspace.data.subset import Sample, write_subset
     from llm_perf_opt.workspace.data.tokenizing import load_tokenizer, write_tokenized
 
     files = [DataFile(source.name, source, "jsonl", "all")]
     bad = BadRecords(skip=False)
     if operation == "subset":
-        return lambda: write_subset(files, out, SAMPLES, SEED, bad, ignore)
+        return lambda: write_subset(files, out, Sample(SAMPLES, SEED), bad, ignore)
     if operation == "tokenize":
         encoder = load_tokenizer(str(tokenizer))
         return lambda: write_tokenized(files, out, encoder, "text", bad, ignore)

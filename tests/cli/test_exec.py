@@ -1,5 +1,6 @@
 """llm-perf exec, as a user types it."""
 
+import csv
 import io
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import command
@@ -304,3 +306,55 @@ def test_a_terminal_shows_colors_and_no_escapes(tmp_path: Path) -> None:
     assert b"\x1b[" in seen
     assert b"\\x1b[" not in seen.replace(b"\\x1b[31mred", b""), "the display is not printed as escapes"
     assert b"\x1b[31mred" not in seen
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--passes", "program", "--metrics", "roofline"], "Nothing collects the metric set roofline"),
+        (["--passes", "program,nsys", "--add", "lts__t_bytes.sum"], "Add ncu to --passes"),
+        (["--nsys-args=--output=x"], "--nsys-args"),
+        (["--ncu-args", "--set full"], "--ncu-set"),
+        (["--ncu-args", "'"], "--ncu-args"),
+        (["--sample", "all"], "--sample"),
+        (["--capture", "nvtx"], "--range"),
+        (["--capture", "cudaProfilerApi", "--range", "a@b"], "exclude each other"),
+        (["--kernel-regex", "("], "--kernel-regex"),
+        (["--torch-preset", "most"], "--torch-preset"),
+        (["--passes", "program,torch"], "Python programs only"),
+    ],
+)
+def test_what_cannot_be_collected_is_refused_with_the_option_that_asked_for_it(
+    without_tools: Path, options: list[str], words: str
+) -> None:
+    done = CliRunner().invoke(app, ["exec", *options, "--", "true"])
+    assert isinstance(done.exception, LlmPerfError), done.output
+    assert words in f"{done.exception.fact} {done.exception.remedy}"
+    assert "profiling." not in done.exception.fact
+    assert not (without_tools / "runs").exists()
+
+
+def test_a_program_has_an_environment_and_its_own_metric_set(without_tools: Path) -> None:
+    (without_tools / "conf/metrics").mkdir(parents=True)
+    (without_tools / "conf/metrics/mine.yaml").write_text("ncu: [lts__t_bytes.sum]\n")
+    done = CliRunner().invoke(app, ["exec", "--quiet", "--metrics", "mine", "--", sys.executable, "job.py"])
+    assert done.exit_code == 0, done.output
+    run, _ = only_run(without_tools)
+    assert json.loads((run / "env.json").read_text())["cpu"]["usable"] >= 1
+    assert yaml.safe_load((run / "config.yaml").read_text())["profiling"]["metrics"]["sets"] == ["mine"]
+    page = (run / "report.md").read_text()
+    assert "## Environment" in page
+    assert "n/a: the run was made without the torch pass" in page
+
+
+@pytest.mark.slow
+def test_operators_of_a_python_program(without_tools: Path) -> None:
+    (without_tools / "job.py").write_text("import torch\nfor _ in range(3):\n    torch.mm(torch.ones(4, 8), torch.ones(8, 16))\n")
+    words = ["exec", "--quiet", "--passes", "program,torch", "--torch-preset", "full", "--", sys.executable, "job.py"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    run, manifest = only_run(without_tools)
+    assert {entry["name"]: entry["status"] for entry in manifest["passes"]} == {"program": "complete", "torch": "complete"}
+    rows = {row["name"]: row for row in csv.DictReader(io.StringIO((run / "ops.csv").read_text()))}
+    assert (rows["aten::mm"]["calls"], rows["aten::mm"]["flops"]) == ("3", str(3 * 2 * 4 * 8 * 16))
+    assert "aten::mm" in (run / "operators.md").read_text()

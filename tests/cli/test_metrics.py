@@ -101,3 +101,18 @@ def test_a_tool_that_lists_nothing_is_not_believed(tmp_path: Path) -> None:
     done = metrics("check", GOOD, "--chip", "gb100", "--installed", NCU=str(ncu))
     assert done.returncode == 3
     assert "listed no counters" in done.stderr
+
+
+def test_your_own_sets_are_listed_and_shown(tmp_path: Path) -> None:
+    (tmp_path / "mine/metrics").mkdir(parents=True)
+    (tmp_path / "mine/metrics/traffic.yaml").write_text("description: Traffic.\nncu: [lts__t_bytes.sum]\n")
+    (tmp_path / "mine/metrics/ch09.yaml").write_text("ncu: [lts__t_bytes.sum]\n")
+    listed = llm_perf("metrics", "list", "--config-dir", "mine", cwd=tmp_path).stdout
+    assert "traffic" in listed
+    assert "Traffic." in listed
+    shown = llm_perf("metrics", "show", "traffic", "ch9", "--chip", "gh100", "--config-dir", "mine", "--json", cwd=tmp_path)
+    found = json.loads(shown.stdout)
+    assert found["sets"] == ["base", "traffic", "ch09"]
+    assert [origin.split(" is ")[0] for origin in found["origins"]] == ["The metric set traffic", "The metric set ch09"]
+    assert all("mine/metrics/" in origin for origin in found["origins"]), "ch9 is the own ch09"
+    assert llm_perf("metrics", "show", "traffic", "--chip", "gh100", cwd=tmp_path).returncode == 2

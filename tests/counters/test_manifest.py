@@ -94,7 +94,7 @@ def test_the_order_is_base_then_sets_then_additions_then_removals() -> None:
 
 def test_the_richest_torch_preset_wins() -> None:
     assert resolve([], chip="gh100").torch_preset == "minimal"
-    assert resolve(["ch01", "ch02"], chip="gh100").torch_preset == "default"
+    assert resolve(["ch01", "ch02"], chip="gh100").torch_preset == "full"
 
 
 def test_an_old_name_may_be_added_and_removed() -> None:
@@ -233,3 +233,24 @@ def test_the_real_nsys_has_every_trace_module(real_nsys: Path) -> None:
     asked = {module for name in shipped_sets() for module in resolve([name], chip="gh100").trace_modules}
     assert asked <= there
     assert there <= set(TRACE_MODULES)
+
+
+def test_a_chapter_may_be_written_without_its_zero() -> None:
+    assert resolve(["ch9"], chip="gh100") == resolve(["ch09"], chip="gh100")
+    with pytest.raises(ConfigError, match="No metric set"):
+        resolve(["ch0"], chip="gh100")
+
+
+def test_a_users_set_is_resolved_per_chip() -> None:
+    mine = {"mine": {"ncu": ["role:dram_read_bytes", "nvlrx__bytes.sum", "flop_count_dp"], "sections": ["Occupancy"]}}
+    hopper, ada = (resolve(["mine"], chip=chip, defined=mine) for chip in ("gh100", "ad102"))
+    assert {"dram__bytes_read.sum", "nvlrx__bytes.sum"} <= set(hopper.names)
+    assert [gone.name for gone in ada.dropped] == ["nvlrx__bytes.sum"], "only other chips have it: left out with the reason"
+    assert (hopper.sections, hopper.dropped) == (("Occupancy",), ())
+    assert hopper.origins == ("The metric set mine is that of profiling.metrics.defined.mine.",)
+
+
+def test_a_counter_of_a_users_set_that_no_chip_has_is_an_error_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"lts__t_bites\.sum") as raised:
+        resolve(["mine"], chip="gh100", defined={"mine": {"ncu": ["lts__t_bites.sum"]}})
+    assert "lts__t_bytes.sum" in raised.value.remedy

@@ -12,7 +12,7 @@ from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.profiling import capture as room
 
-ASKED = ["profiling=stage2", "profiling.nvml.enable=false"]
+ASKED = ["profiling=stage2", "profiling.clean=false", "profiling.torch.enable=false"]
 
 
 def failing(error: LlmPerfError) -> Callable[..., None]:

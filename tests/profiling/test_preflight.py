@@ -227,13 +227,27 @@ def test_an_attention_package_that_is_not_here_is_refused(machine: Any, monkeypa
     allowed("runtime.attn_implementation=flash_attention_2")
 
 
+def test_an_engine_is_given_no_images() -> None:
+    assert "images of tiny_vlm" in refused("runtime=vllm", "model=tiny_vlm").fact
+    allowed("runtime=vllm", "model=tiny_vlm", "dataset.images=0")
+
+
+def test_a_folder_of_images_is_looked_at_first(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    words = ["model=tiny_vlm", "dataset=image_folder", f"dataset.path={tmp_path}"]
+    assert "contains no images" in refused(*words).fact
+    (tmp_path / "a.png").write_bytes(b"text")
+    assert "a.png cannot be used" in refused(*words).fact
+
+
 def test_a_size_that_is_not_certain_is_not_refused(machine: Any) -> None:
     machine(gpus=1, size=Missing("NVML: not permitted"))
     allowed("model=llama3_70b")
     machine(gpus=1, size=replace(H100, driver_cuda=12))  # torch for CUDA 13 would take the CPU
     allowed("model=llama3_70b")
     machine(cuda=None, memory=GIB // 1000)
-    allowed("model=tiny_vlm")  # the cost model has no vision tower
+    refused("model=tiny_vlm")
+    allowed("model=tiny_vlm", "model.architecture.vision_config.model_type=pixtral")  # no cost model of this encoder
 
 
 def folder(path: Path, **fields: object) -> str:

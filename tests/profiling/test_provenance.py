@@ -19,6 +19,8 @@ def test_secrets_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_facts_are_there_or_say_why() -> None:
     found = environment(0)
     assert found["cpu"]["usable"] >= 1
+    assert {"sockets", "cores", "threads_per_core", "caches"} <= found["cpu"].keys()
+    assert isinstance(found["numa"], list) or found["numa"].startswith("n/a: ")
     assert found["memory"]["total_bytes"] > 0
     assert found["packages"]["torch"]
     assert isinstance(found["gpu"], dict) or found["gpu"].startswith("n/a: ")

@@ -1,12 +1,15 @@
 """The commands of the Nsight passes, for a model and for a program, with stand-ins for the tools."""
 
 import gzip
+import itertools
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llm_perf_opt.analysis.trace.stage_launches import all_launches
 from llm_perf_opt.config.composition import compose, config_to_yaml
 from llm_perf_opt.config.passes import pass_named, planned_passes
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ResourceError
@@ -20,7 +23,7 @@ from llm_perf_opt.profiling.program import SPELLINGS, ExecRequest, _profiling
 from llm_perf_opt.profiling.vendor.compatibility import Permission
 from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
-from llm_perf_opt.profiling.vendor.probe import NsysProbe
+from llm_perf_opt.profiling.vendor.probe import NcuProbe, NsysProbe
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "h200" / "nsys_decode.sqlite.gz"
@@ -52,8 +55,9 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[PassPlan]:
     monkeypatch.setattr(nsys_timeline, "check_ranges_visible", lambda _: None)
     monkeypatch.setattr(nsys_timeline, "record_timeline", launched)
     monkeypatch.setattr(ncu_counters, "counter_permission", lambda: Permission("ok", ""))
-    monkeypatch.setattr(ncu_counters, "counted_metrics", lambda asked, index, ncu: resolve(asked.sets, chip="gh100"))
+    monkeypatch.setattr(ncu_counters, "counted_metrics", lambda asked, index, ncu: resolve(asked.sets or (), chip="gh100"))
     monkeypatch.setattr(ncu_counters, "tool_version", lambda _: "2025.3")
+    monkeypatch.setattr(ncu_counters, "probe_ncu", lambda _: NcuProbe("ncu", "2025.3", set_sections={"full": 20}))
     monkeypatch.setattr(ncu_counters, "run_selftest", lambda capture, counting: None)
     monkeypatch.setattr(ncu_counters, "read_counters", launched)
     return made
@@ -72,7 +76,7 @@ def folder_with_timeline(path: Path, names: tuple[str, ...], recorded: str) -> R
 
 
 def of_model(path: Path, *words: str) -> Capture:
-    config = compose(["profiling=stage2", *words]).config
+    config = compose(["profiling=stage2", "profiling.clean=false", "profiling.torch.enable=false", *words]).config
     names = planned_passes(config)
     folder = folder_with_timeline(path, (*names, "nsys_decode"), "nsys_decode")
     folder.config_file.write_text(config_to_yaml(config))
@@ -130,6 +134,17 @@ def test_a_program_is_recorded_whole_or_in_its_range(tmp_path: Path, plans: list
     assert list(plan.argv[-2:]) == ["./serve", "a b"]
     assert plan.environment is not None
     assert "LLM_PERF_PARENT_PID" not in plan.environment
+
+
+def test_a_sub_stage_of_prefill_is_counted_alone(tmp_path: Path, plans: list[PassPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["profiling=stage2", "profiling.ncu.substage=sam"]).config
+    assert [name for name in planned_passes(config) if name.startswith("ncu")] == ["ncu_selftest", "ncu_prefill"]
+    own = compose(["profiling=stage2", "profiling.ncu.substage=first", "model.substages.first=model.layers.0"]).config
+    assert "ncu_decode" in planned_passes(own)
+    monkeypatch.setattr(ncu_counters, "substage_launches", lambda trace, projection, stage, name: all_launches(trace, projection))
+    launch("ncu_selftest", of_model(tmp_path / "run", "profiling.ncu.substage=sam"))
+    (plan,) = plans
+    assert plan.argv[plan.argv.index("--nvtx-include") + 1] == "LLM@sam/"
 
 
 def test_the_kernels_of_a_decode_step_are_counted_within_the_budget(tmp_path: Path, plans: list[PassPlan]) -> None:
@@ -203,3 +218,33 @@ def test_the_commands_take_the_fields_of_a_request_as_keywords() -> None:
     nsys, ncu, out, work = Path("nsys"), Path("ncu"), Path("out"), ["python", "x.py"]
     assert build_nsys_cmd(nsys, out, work, trace=("cuda",)) == build_nsys_cmd(nsys, out, work, NsysRequest(trace=("cuda",)))
     assert build_ncu_cmd(ncu, out, work, launch_skip=3) == build_ncu_cmd(ncu, out, work, NcuRequest(launch_skip=3))
+
+
+def test_the_settings_of_the_tools_reach_their_commands(tmp_path: Path, plans: list[PassPlan]) -> None:
+    words = [
+        "profiling.nsys.trace=[cuda]", "profiling.nsys.sample=process-tree", 'profiling.nsys.args="--gpuctxsw true"',
+        "profiling.ncu.set=full", "profiling.ncu.sections=[Occupancy]", "profiling.ncu.clock_control=base",
+        "profiling.ncu.launch_skip=5", "profiling.ncu.launch_count=2", "profiling.ncu.kernel_regex=nvjet",
+        "profiling.ncu.args=[--import-source,yes]",
+    ]  # fmt: skip
+    capture = of_model(tmp_path / "run", *words)
+    launch("nsys", capture)
+    with pytest.raises(CaptureError, match="prefill"):  # the recording contains only decode
+        launch("ncu_selftest", capture)
+    nsys, ncu = (list(plan.argv) for plan in plans)
+    assert {"--trace=cuda,nvtx", "--sample=process-tree", "--gpuctxsw=true"} <= set(nsys), "the gate needs nvtx"
+    values = dict(itertools.pairwise(ncu))
+    assert (values["--set"], values["--clock-control"], values["--cache-control"]) == ("full", "base", "none")
+    assert (values["--launch-skip"], values["--launch-count"]) == ("5", "2")
+    assert "--import-source=yes" in ncu
+    assert all(name.startswith("nvjet") for name in values["--kernel-name"][len("regex:^(") : -2].split("|"))
+
+
+def test_a_program_is_gated_by_its_profiler_calls(tmp_path: Path, plans: list[PassPlan]) -> None:
+    capture = of_program(tmp_path / "run")
+    nsys = replace(capture.profiling.nsys, capture="cudaProfilerApi")
+    capture = replace(capture, profiling=replace(capture.profiling, nsys=nsys))
+    launch("nsys", capture)
+    launch("ncu", capture)
+    assert "--capture-range=cudaProfilerApi" in plans[0].argv
+    assert dict(itertools.pairwise(plans[1].argv))["--profile-from-start"] == "off"

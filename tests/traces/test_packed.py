@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
+from llm_perf_opt.core.user_files import RATIO_COUNTS_FROM_BYTES
 from llm_perf_opt.traces import packed
 from llm_perf_opt.traces.packed import LIMIT_VARIABLE, PackedFile, is_gzip, unpack
 
@@ -182,7 +183,7 @@ def test_many_gzip_members_are_read_where_each_holds_something(tmp_path: Path, m
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_zip_gives_no_more_at_once_than_is_asked_for(tmp_path: Path, method: int) -> None:
     path = tmp_path / "bomb.zip"
-    path.write_bytes(zipped({"a": bytes(packed.RATIO_COUNTS_FROM_BYTES + (1 << 20))}, method))
+    path.write_bytes(zipped({"a": bytes(RATIO_COUNTS_FROM_BYTES + (1 << 20))}, method))
     tracemalloc.start()
     try:
         with pytest.raises(ParseError, match="times its size"):

@@ -33,9 +33,29 @@ def stored(path: Path, place: tuple[Any, ...], value: Any) -> Path:
     return path
 
 
+SEEN = {
+    "images": 2,
+    "pixel_shapes": {"pixel_values": [2, 3, 8, 8]},
+    "grids": [[1, 2, 2], [1, 2, 2]],
+    "image_tokens": [4, 4],
+    "source": "",
+}
+
+
+def test_a_record_with_images_is_read(tmp_path: Path) -> None:
+    vision = read_timings(stored(tmp_path / "timings.json", ("workload", "vision"), SEEN)).workload.vision
+    assert vision is not None
+    assert (vision.patches, vision.pixel_shapes) == (8, {"pixel_values": (2, 3, 8, 8)})
+
+
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
+        (("workload", "vision"), {**SEEN, "images": 0}, "the images have impossible sizes"),
+        (("workload", "vision"), {**SEEN, "grids": [[1, -2, -2]]}, "the images have impossible sizes"),
+        (("workload", "vision"), {**SEEN, "pixel_shapes": {"pixel_values": [2**40, 2**40]}}, "the images have impossible sizes"),
+        (("workload", "vision"), {**SEEN, "image_tokens": [4]}, "the image tokens do not fit the prompts"),
+        (("workload", "vision"), {**SEEN, "image_tokens": [4, 7]}, "the image tokens do not fit the prompts"),
         (("iterations", 3, "steps_ns"), [10, 20], "repeat 4 has 2 decode steps, but the request has 3"),
         (("iterations", 0, "steps_ns"), [], "repeat 1 has 0 decode steps"),
         (("warmup", 1, "steps_ns"), [10], "warm-up 2 has 1 decode steps"),

@@ -4,7 +4,7 @@ import io
 import random
 import tracemalloc
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from builders import MS, cpu_sample, gpu_sample, telemetry
 from fuzzing import SEED, TRIES
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry, TelemetryHeader
+from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure import nvml
 from llm_perf_opt.traces.pass_records import read_telemetry
@@ -29,6 +29,8 @@ def as_written(record: Telemetry) -> bytes:
         nvml._write(file, cpu=sample)
     for reading in record.gpu:
         nvml._write(file, gpu=reading)
+    for version in record.exporter:
+        nvml._write(file, exporter=version)
     return file.getvalue()
 
 
@@ -46,6 +48,28 @@ WHOLE = telemetry(
 
 def test_what_the_sampler_writes_is_read_back(tmp_path: Path) -> None:
     assert read(tmp_path, as_written(WHOLE)) == WHOLE
+    exported = ExporterReading(5, 7, {'a{b="c"}': 1.5}, {"a": "gauge"}, "odd")
+    with_exporter = replace(WHOLE, exporter=(exported, exported))
+    assert read(tmp_path, as_written(with_exporter)) == with_exporter
+
+
+def test_the_file_of_an_exporter_is_read_when_it_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "metrics"
+    reader = nvml.ExporterFile(file)
+    missing = reader.changed(1)
+    assert missing is not None
+    assert (missing.series, "cannot be read" in missing.why) == ({}, True)
+    assert reader.changed(2) is None
+    file.write_text("a 1\n")
+    found = reader.changed(3)
+    assert found is not None
+    assert (found.at_ns, found.series, found.why) == (3, {"a": 1.0}, "")
+    assert found.written_utc_ns == file.stat().st_mtime_ns
+    assert reader.changed(4) is None
+    file.write_text("a 22\n")
+    again = reader.changed(5)
+    assert again is not None
+    assert again.series == {"a": 22.0}
 
 
 MAYBE_NUMBER = st.one_of(st.integers(0, 2**63 - 1), st.builds(Missing, st.text(max_size=20)))

@@ -1,6 +1,7 @@
 """Look up hardware counters and metric sets."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,14 +19,18 @@ Installed = Annotated[
 ]
 
 
-@app.command("list")
-def list_sets(as_json: Json = False, debug: Debug = False) -> None:
-    """List the named sets, and the chips whose counters are known."""
-    note_debug(debug)
-    from llm_perf_opt.counters.catalog import LISTED_BY, base_names, chips
-    from llm_perf_opt.counters.set_file import shipped_sets
+ConfigDir = Annotated[Path | None, typer.Option(help="A folder with your own sets, metrics/NAME.yaml, in addition to ./conf.")]
 
-    sets = shipped_sets()
+
+@app.command("list")
+def list_sets(config_dir: ConfigDir = None, as_json: Json = False, debug: Debug = False) -> None:
+    """List the named sets, your own included, and the chips whose counters are known."""
+    note_debug(debug)
+    from llm_perf_opt.config.choices import own_sets
+    from llm_perf_opt.counters.catalog import LISTED_BY, base_names, chips
+    from llm_perf_opt.counters.set_file import known_sets
+
+    sets = known_sets(own_sets(config_dir=config_dir))
     if as_json:
         known = [{"chip": chip, "products": where, "counters": len(base_names(chip))} for chip, where in chips().items()]
         print_json({"sets": list(sets.values()), "chips": known, "listed_by": LISTED_BY})
@@ -46,11 +51,13 @@ def show(
     remove: Annotated[list[str] | None, typer.Option(help="Remove a counter. May be repeated.")] = None,
     section: Annotated[list[str] | None, typer.Option(help="Add a section of Nsight Compute. May be repeated.")] = None,
     installed: Installed = False,
+    config_dir: ConfigDir = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what sets collect on a chip: every counter with its set, sections, trace modules, and what the chip does not have."""
     note_debug(debug)
+    from llm_perf_opt.config.choices import own_sets
     from llm_perf_opt.counters.manifest import resolve
     from llm_perf_opt.report.manifest import resolved_text
 
@@ -64,6 +71,7 @@ def show(
         chip=where,
         known=known,
         known_sections=_sections(installed),
+        defined=own_sets(sets, config_dir),
     )
     if as_json:
         print_json(found)

@@ -6,14 +6,16 @@ keeps its first position and lists all its sources. Every name is checked before
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import Any
 
+from llm_perf_opt.config.choices import set_name
 from llm_perf_opt.config.schema import TorchPreset
 from llm_perf_opt.core.errors import ConfigError, nearest
-from llm_perf_opt.counters.catalog import CounterRoles, has, near, problem, roles, split_name
-from llm_perf_opt.counters.set_file import PRESETS, ROLE, MetricSet, shipped_sets
+from llm_perf_opt.counters.catalog import CounterRoles, chips, has, near, problem, roles, split_name
+from llm_perf_opt.counters.set_file import PRESETS, ROLE, MetricSet, known_sets
 
 _ALIKE = 0.8
 """The least similarity of a suggested old name; one wrong letter in twelve is 0.92."""
@@ -165,6 +167,8 @@ class ResolvedMetrics:
     torch_preset: TorchPreset
     dropped: tuple[DroppedMetric, ...]
     notes: tuple[str, ...]
+    origins: tuple[str, ...] = ()
+    """Where the user's own sets are defined, as sentences."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -219,14 +223,17 @@ def resolve(
     chip: str,
     known: Collection[str] | None = None,
     known_sections: Collection[str] | None = None,
+    defined: Mapping[str, Any] | None = None,
 ) -> ResolvedMetrics:
     """Merge `base`, `sets`, `add` and `remove`, in that order, for one chip; `sections` follow those of the sets.
+
+    `defined` contains the user's own sets as written. An entry of theirs that no known chip has raises a ConfigError.
 
     `known` contains the base names that the installed ncu lists for the chip (`catalog.names_listed`). Names that are not in it
     are dropped from sets; as additions they are an error. `known_sections` does the same for sections. Unknown sets, additions,
     removals and sections raise a ConfigError.
     """
-    chosen = _chosen(sets)
+    chosen = chosen_sets(sets, defined)
     merge = _Merge(chip, known)
     set_sections = _merge_sets(merge, chosen, known_sections)
     _check_sections(sections, known_sections)
@@ -245,14 +252,20 @@ def resolve(
         torch_preset=max(presets, key=PRESETS.index, default=PRESETS[0]),
         dropped=tuple(DroppedMetric(name, tuple(sources), why) for name, (sources, why) in merge.dropped.items()),
         notes=_unique(note for metric_set in chosen for note in metric_set.notes),
+        origins=tuple(metric_set.origin for metric_set in chosen if metric_set.origin),
     )
 
 
-def _chosen(names: Sequence[str]) -> list[MetricSet]:
-    known = shipped_sets()
+def chosen_sets(names: Sequence[str], defined: Mapping[str, Any] | None = None) -> list[MetricSet]:
+    """Return `base` and these sets, or raise a ConfigError for a name that neither the package nor the user defines."""
+    known = known_sets(defined)
+    names = [set_name(name, known) for name in names]
     for name in names:
         if name not in known:
-            raise ConfigError(f"No metric set is called {name!r}.{nearest(name, known)}", f"Known sets: {', '.join(known)}.")
+            raise ConfigError(
+                f"No metric set is called {name!r}.{nearest(name, known)}",
+                f"Known sets: {', '.join(known)}. Your own are files conf/metrics/NAME.yaml.",
+            )
     return [known[name] for name in _unique(["base", *names])]
 
 
@@ -263,6 +276,7 @@ def _merge_sets(merge: _Merge, chosen: list[MetricSet], known_sections: Collecti
         for entry in metric_set.ncu:
             for name in _by_role(merge, entry, source):
                 if why := merge.take(name, source):
+                    _check_own_entry(metric_set, name, merge.chip, why)
                     merge.drop(name, source, why)
         for section in metric_set.sections:
             if section.needs and (why := problem(merge.chip, section.needs, merge.known)):
@@ -272,6 +286,15 @@ def _merge_sets(merge: _Merge, chosen: list[MetricSet], known_sections: Collecti
             else:
                 _append_new(sections, section.name)
     return tuple(sections)
+
+
+def _check_own_entry(metric_set: MetricSet, name: str, chip: str, why: str) -> None:
+    """Raise a ConfigError for a counter of a user's set that no known chip has: it is a mistake, not a missing unit."""
+    if metric_set.file and not any(translate(other, name) or has(other, name) for other in chips()):
+        raise ConfigError(
+            f"{metric_set.file}: {name!r} cannot be collected on any known chip; on {chip}: {why}.",
+            _near_hint(close_names(chip, name)) or f"`llm-perf metrics check NAME --chip {chip}` checks a name.",
+        )
 
 
 def _check_sections(names: Sequence[str], known: Collection[str] | None) -> None:

@@ -1,6 +1,7 @@
 """Read named metric sets from YAML and check every key. `manifest.resolve` turns them into counters."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
 from typing import Any, get_args
@@ -19,6 +20,8 @@ TRACE_MODULES = (
 )
 """The values that `nsys profile --trace` accepts."""
 _KEYS = ("description", "ncu", "sections", "trace", "gpu_metrics", "torch", "notes")
+FILE = "file"
+"""Added to the content of a user's file: where it came from."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,38 @@ class MetricSet:
     gpu_metrics: bool = False
     torch: TorchPreset | None = None
     notes: tuple[str, ...] = ()
+    file: str = ""
+    """The user's file that defines it; empty for a packaged set."""
+    origin: str = ""
+    """A sentence that names the file."""
+
+    @property
+    def collected_by(self) -> frozenset[str]:
+        """The passes that collect something of it: ncu, nsys, torch. Empty: it adds nothing to what every run records."""
+        needs = {"ncu": self.ncu or self.sections, "nsys": self.trace or self.gpu_metrics, "torch": self.torch}
+        return frozenset(name for name, needed in needs.items() if needed)
+
+
+def known_sets(defined: Mapping[str, Any] | None = None) -> dict[str, MetricSet]:
+    """Return the packaged sets and the user's own by name. An own set replaces a packaged one of the same name."""
+    if defined is not None and not isinstance(defined, Mapping):
+        raise ConfigError(f"profiling.metrics.defined={defined!r} is not a mapping.", "Write the sets by name.")
+    packaged = shipped_sets()
+    own = {name: _own_set(name, body, replaces=name in packaged) for name, body in (defined or {}).items()}
+    return {**packaged, **own}
+
+
+def _own_set(name: str, body: Any, *, replaces: bool) -> MetricSet:
+    file = str(body.get(FILE, "")) if isinstance(body, dict) else ""
+    where = file or f"profiling.metrics.defined.{name}"
+    if name == "base":
+        raise ConfigError(f"{where}: the set base cannot be replaced.", "Every request includes it. Choose another name.")
+    if isinstance(body, dict):
+        described = body.get("description") or f"Defined in {where}."
+        body = {**{key: value for key, value in body.items() if key != FILE}, "description": described}
+    found = _read_set(where, name, body)
+    origin = f"The metric set {name} is that of {where}{', not the packaged one' if replaces else ''}."
+    return replace(found, file=where, origin=origin)
 
 
 @lru_cache
@@ -124,16 +159,19 @@ def _sections(where: str, body: dict[str, Any]) -> tuple[Section, ...]:
 
 def _trace(where: str, body: dict[str, Any]) -> tuple[str, ...]:
     found = _texts(where, "trace", body)
-    for module in found:
+    check_trace_modules(found, where)
+    return found
+
+
+def check_trace_modules(names: Iterable[str], where: str, known: Sequence[str] = TRACE_MODULES) -> None:
+    """Raise a ConfigError for a trace module that Nsight Systems does not have."""
+    for module in names:
         if module == "nvlink":
             raise ConfigError(
                 f"{where}: nvlink is not a trace module of Nsight Systems.", "Use gpu_metrics: true, or its ncu counters."
             )
-        if module not in TRACE_MODULES:
-            raise ConfigError(
-                f"{where}: no trace module {module!r}.{nearest(module, TRACE_MODULES)}", f"Known: {', '.join(TRACE_MODULES)}."
-            )
-    return found
+        if module not in known:
+            raise ConfigError(f"{where}: no trace module {module!r}.{nearest(module, known)}", f"Known: {', '.join(known)}.")
 
 
 def _switch(where: str, body: dict[str, Any]) -> bool:

@@ -121,7 +121,7 @@ def model_linears(timings: CleanTimings) -> Maybe[ModelLinears]:
         dtype=request.formats.weights,
         parameters=request.architecture.params,
         layers=linear_layers(
-            request.architecture, Step(work.batch_size, work.padded_tokens, 0, logits), Step(work.batch_size, 1)
+            request.architecture, Step(work.batch_size, work.padded_tokens, 0, logits), Step(work.batch_size, 1), request.modules
         ),
         compiled=timings.model.compile != "none",
         experts=request.architecture.has_experts,

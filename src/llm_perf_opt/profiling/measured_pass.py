@@ -42,5 +42,6 @@ PASSES = (
         trace="trace.json.gz",
         tool="torch.profiler",
         stages=EVERY_STAGE,
+        programs=True,
     ),
 )

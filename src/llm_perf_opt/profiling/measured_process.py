@@ -8,6 +8,7 @@ import yaml
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
 from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import read_mapping, write_whole
+from llm_perf_opt.profiling import python_program
 from llm_perf_opt.profiling.passes import Capture, begin_pass, plain_run, run_alone, run_measured
 from llm_perf_opt.profiling.vendor.launch import Companion
 from llm_perf_opt.runners.measure import nvml
@@ -38,8 +39,11 @@ def launch_program(capture: Capture) -> None:
 
 
 def launch_torch(capture: Capture) -> None:
-    """Run the torch.profiler pass, which the measured process records itself."""
-    run_measured(capture, "torch")
+    """Run the torch.profiler pass, which the measured process records itself; a user's program is wrapped."""
+    if capture.program:
+        python_program.launch(capture)
+    else:
+        run_measured(capture, "torch")
 
 
 def _start_sampler(capture: Capture) -> Companion | LlmPerfError:
@@ -49,6 +53,7 @@ def _start_sampler(capture: Capture) -> Companion | LlmPerfError:
     gpu = "none" if isinstance(gpus, Missing) or gpus == 0 else str(capture.device_index)
     argv = [sys.executable, "-m", nvml.__name__, "--out", str(folder.telemetry_file)]
     argv += ["--interval", str(capture.profiling.nvml.interval_s), "--gpu", gpu]
+    argv += ["--prometheus", capture.profiling.nvml.prometheus] if capture.profiling.nvml.prometheus else []
     begin_pass(folder, "nvml", argv)
     entry = PassRecord("nvml", "started", tuple(argv))
     folder.update_pass(entry)

@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.kernels.counter_selftest import judge, reported_work
-from llm_perf_opt.analysis.kernels.selection import Launch, Selection, expected_passes, select
-from llm_perf_opt.analysis.trace.stage_launches import ANY_DOMAIN, all_launches, domains_of, range_launches, stage_launches
+from llm_perf_opt.analysis.kernels.selection import Launch, Selection, Wanted, expected_passes, select
+from llm_perf_opt.analysis.trace.stage_launches import (
+    ANY_DOMAIN,
+    all_launches,
+    domains_of,
+    range_launches,
+    stage_launches,
+    substage_launches,
+)
 from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.core.machine_records import CounterReport
@@ -34,11 +41,13 @@ from llm_perf_opt.profiling.passes import (
     respelled,
     run_pass,
 )
-from llm_perf_opt.profiling.requested_metrics import counted_metrics, dropped_notes
+from llm_perf_opt.profiling.requested_metrics import counted_metrics, dropped_notes, with_sections
 from llm_perf_opt.profiling.timelines import Timeline, timelines
 from llm_perf_opt.profiling.vendor.compatibility import counter_permission, permission_error
+from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM
 from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
-from llm_perf_opt.profiling.vendor.probe import tool_version
+from llm_perf_opt.profiling.vendor.own_options import own_options
+from llm_perf_opt.profiling.vendor.probe import probe_ncu, tool_version
 from llm_perf_opt.profiling.vendor.tool_pass import import_ncu_csv
 from llm_perf_opt.runners.measure import counter_selftest
 from llm_perf_opt.traces.ncu_csv import read_ncu
@@ -57,6 +66,8 @@ class _Counting:
     ncu: Path
     version: str
     metrics: ResolvedMetrics
+    set_sections: int = 0
+    """Sections of `profiling.ncu.set`."""
 
 
 def launch(capture: Capture) -> None:
@@ -70,7 +81,7 @@ def launch(capture: Capture) -> None:
     try:
         chosen = _choices(capture, counting, counted)
         if capture.program and isinstance(nothing := chosen[NCU_PROGRAM].selection, Missing):
-            remedy = "The nsys pass must record kernels first."
+            remedy = "A pass that records a timeline, nsys or torch, must record kernels first."
             raise NothingToCountError(f"No launch was selected: {nothing.why.rstrip('.')}.", remedy)
         run_selftest(capture, counting)
     except LlmPerfError as error:
@@ -104,8 +115,11 @@ def _counting(capture: Capture) -> _Counting:
     permission = counter_permission()
     if permission.status == "denied":
         raise permission_error(permission.why)
-    metrics = counted_metrics(capture.profiling.metrics, capture.device_index, ncu)
-    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", metrics)
+    settings = capture.profiling.ncu
+    metrics = counted_metrics(with_sections(capture.profiling.metrics, settings), capture.device_index, ncu)
+    probe = probe_ncu(ncu) if settings.set else Missing("no set is requested")
+    sections = 0 if isinstance(probe, Missing) else probe.set_sections.get(settings.set or "", 0)
+    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", metrics, sections)
 
 
 # --- selection --------------------------------------------------------------------------------------------------------
@@ -127,16 +141,18 @@ def _choices(capture: Capture, counting: _Counting, names: Sequence[str]) -> dic
         budget_s = left_s / (len(names) - place)
         chosen = _choose(capture, counting, name, budget_s)
         if isinstance(chosen, Selection):
-            left_s -= chosen.seconds
+            left_s = max(0.0, left_s - chosen.seconds)
             notes = [respelled(note, capture.plan(name, ()).spellings) for note in chosen.notes]
-            chosen = replace(chosen, notes=(*notes, *dropped_notes(counting.metrics)))
+            chosen = replace(chosen, notes=(*counting.metrics.origins, *notes, *dropped_notes(counting.metrics)))
+            budget_s = max(budget_s, chosen.seconds)  # launches that the user gave by number may take longer
         found[name] = _Choice(chosen, budget_s)
     return found
 
 
 def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -> Maybe[Selection]:
     settings = capture.profiling.ncu
-    passes = expected_passes(counting.metrics.names, counting.metrics.sections)
+    passes = expected_passes(counting.metrics.names, len(counting.metrics.sections) + counting.set_sections)
+    wanted = Wanted(settings.top, settings.coverage, settings.kernel_regex, settings.launch_skip, settings.launch_count)
     reasons = []
     for timeline in timelines(capture.folder):
         if not isinstance(timeline, Timeline):
@@ -146,8 +162,7 @@ def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -
             _what(capture, name),
             _launches(capture, name, timeline),
             source=timeline.source,
-            top=settings.top,
-            coverage=settings.coverage,
+            wanted=wanted,
             passes=passes,
             budget_s=budget_s,
         )
@@ -158,11 +173,16 @@ def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -
 
 
 def _what(capture: Capture, name: str) -> str:
-    return str(NCU_STAGES[name]) if name in NCU_STAGES else (capture.program and capture.program.range) or "the program"
+    if name in NCU_STAGES:
+        inner = capture.profiling.ncu.substage
+        return f"{NCU_STAGES[name]}/{inner}" if inner else str(NCU_STAGES[name])
+    return (capture.program and capture.program.range) or "the program"
 
 
 def _launches(capture: Capture, name: str, timeline: Timeline) -> list[Launch]:
     projection = project(timeline.trace)
+    if name in NCU_STAGES and capture.profiling.ncu.substage:
+        return substage_launches(timeline.trace, projection, NCU_STAGES[name], capture.profiling.ncu.substage)
     if name in NCU_STAGES:
         return stage_launches(timeline.trace, projection, NCU_STAGES[name])
     if capture.program and capture.program.range:
@@ -173,7 +193,7 @@ def _launches(capture: Capture, name: str, timeline: Timeline) -> list[Launch]:
 def _ranges(capture: Capture, name: str) -> list[str]:
     """Return the range in ncu syntax, DOMAIN@NAME/. ncu has no "any domain", so the domains of the timeline are named."""
     if name in NCU_STAGES:
-        return [ncu_range(NCU_STAGES[name])]
+        return [ncu_range(NCU_STAGES[name], capture.profiling.ncu.substage)]
     if not (capture.program and capture.program.range):
         return []
     name, domain = _name_and_domain(capture.program.range)
@@ -225,20 +245,33 @@ def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) ->
     )
     capture.listener.pass_message(name, {"event": "phase", "text": text})
     steps = chosen.steps_needed if NCU_STAGES.get(name) is Stage.DECODE_STEP else 0
-    request = NcuRequest(
-        ranges=_ranges(capture, name),
-        metrics=counting.metrics.names,
-        sections=counting.metrics.sections,
-        kernels=[kernel.function for kernel in chosen.kernels],
-        launch_skip=chosen.launch_skip,
-        launch_count=chosen.launch_count,
-        ours=capture.program is None,
+    argv = build_ncu_cmd(
+        counting.ncu, capture.folder.tool_report(name), capture.work(name, steps), _request(capture, counting, name, chosen)
     )
-    argv = build_ncu_cmd(counting.ncu, capture.folder.tool_report(name), capture.work(name, steps), request)
     timeout_s, limit = counting_limit(capture.folder, choice.budget_s, capture.profiling.pass_timeout_s)
     plan = replace(capture.plan(name, argv, counting.version), timeout_s=timeout_s, limit=limit)
     criteria = CountersCheck(counting.ncu, capture.profiling.max_trace_gb, chosen.launch_count)
     read_counters(capture.folder, plan, capture.listener, criteria)
+
+
+def _request(capture: Capture, counting: _Counting, name: str, chosen: Selection) -> NcuRequest:
+    settings = capture.profiling.ncu
+    by_api = capture.program is not None and capture.profiling.nsys.capture == "cudaProfilerApi"
+    return NcuRequest(
+        ranges=_ranges(capture, name),
+        metrics=counting.metrics.names,
+        sections=counting.metrics.sections,
+        section_set=settings.set,
+        kernels=[kernel.function for kernel in chosen.kernels],
+        launch_skip=chosen.launch_skip,
+        launch_count=chosen.launch_count,
+        gate=CUDA_PROFILER_API if by_api else WHOLE_PROGRAM,
+        ours=capture.program is None,
+        substages=[settings.substage] if settings.substage else [],
+        clock_control=settings.clock_control,
+        cache_control=settings.cache_control,
+        args=own_options("ncu", settings.args),
+    )
 
 
 def counting_limit(folder: RunFolder, budget_s: float, timeout_s: float) -> tuple[float, str]:

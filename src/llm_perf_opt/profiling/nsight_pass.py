@@ -1,9 +1,13 @@
 """The passes under NVIDIA's tools."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.config.passes import EVERY_STAGE, Pass
 from llm_perf_opt.core.stages import Stage
+
+if TYPE_CHECKING:
+    from llm_perf_opt.config.schema import RunConfig
 
 NSYS_LABEL = "Nsight Systems"
 NSYS_STAGES = {"nsys": EVERY_STAGE, "nsys_decode": (Stage.DECODE, Stage.DECODE_STEP)}
@@ -11,6 +15,12 @@ NCU_LABEL = "Nsight Compute"
 NCU_SELFTEST, NCU_PROGRAM = "ncu_selftest", "ncu"
 NCU_STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
 _READ_COUNTERS = "llm_perf_opt.profiling.ncu_counters:launch"
+
+
+def _in_decode(config: "RunConfig") -> bool:
+    """Return whether kernels of a decode step are counted; the sub-stages of vision-language models are in prefill only."""
+    ncu = config.profiling.ncu
+    return ncu.enable and config.runtime.num_new_tokens > 1 and (ncu.substage is None or ncu.substage in config.model.substages)
 
 
 _TIMELINE = Pass(
@@ -50,7 +60,7 @@ PASSES = (
         "ncu_decode",
         f"{NCU_LABEL}, a decode step",
         62,
-        wanted=lambda config: config.profiling.ncu.enable and config.runtime.num_new_tokens > 1,
+        wanted=_in_decode,
         stages=(Stage.DECODE_STEP,),
     ),
     Pass(NCU_PROGRAM, NCU_LABEL, 60, _READ_COUNTERS, lambda _: False, programs=True),

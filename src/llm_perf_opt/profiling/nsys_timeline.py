@@ -21,6 +21,7 @@ from llm_perf_opt.profiling.timelines import CLOCK_SLACK_NS, marked_ranges
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM, Gate, on_range, on_stage
 from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
+from llm_perf_opt.profiling.vendor.own_options import own_options
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, probe_nsys
 from llm_perf_opt.profiling.vendor.tool_pass import STARTS, export_nsys, report_of
 from llm_perf_opt.traces.health import Expected, examined
@@ -72,11 +73,17 @@ def _decode_alone_may_work(capture: Capture) -> bool:
 
 def _plan(capture: Capture, nsys: Path, probe: NsysProbe, name: str) -> PassPlan:
     profiling, gpu = capture.profiling, capture.gpu
-    traces = nsys_traces(resolve(profiling.metrics.sets, chip=ANY_CHIP), probe, gpu=gpu)
-    by_api = capture.config is not None and profiling.nsys.capture == "cudaProfilerApi"
-    notes = [traces.note, _GATED_BY_RANGE if by_api and not gpu else ""]
+    asked = resolve(profiling.metrics.sets or (), chip=ANY_CHIP, defined=profiling.metrics.defined)
+    traces = nsys_traces(asked, probe, gpu=gpu, own=profiling.nsys.trace)
+    by_api = profiling.nsys.capture == "cudaProfilerApi"
+    notes = [*asked.origins, traces.note, _GATED_BY_RANGE if by_api and capture.config and not gpu else ""]
     request = NsysRequest(
-        probe=probe, gate=_gate(capture, name, by_api and gpu), trace=traces.modules, gpu_metrics=traces.gpu_metrics
+        probe=probe,
+        gate=_gate(capture, name, by_api),
+        trace=traces.modules,
+        gpu_metrics=traces.gpu_metrics,
+        sample=profiling.nsys.sample,
+        args=own_options("nsys", profiling.nsys.args),
     )
     argv = build_nsys_cmd(nsys, capture.folder.tool_report(name), capture.work(name, profiling.nsys.decode_steps), request)
     return capture.plan(name, argv, f"nsys {probe.version}", " ".join(filter(None, notes)))
@@ -84,8 +91,10 @@ def _plan(capture: Capture, nsys: Path, probe: NsysProbe, name: str) -> PassPlan
 
 def _gate(capture: Capture, name: str, by_api: bool) -> Gate:
     if capture.program:
-        return on_range(capture.program.range) if capture.program.range else WHOLE_PROGRAM
-    return CUDA_PROFILER_API if by_api else on_stage(Stage.PROFILE if Stage.PREFILL in NSYS_STAGES[name] else Stage.DECODE)
+        whole = CUDA_PROFILER_API if by_api else WHOLE_PROGRAM
+        return on_range(capture.program.range) if capture.program.range else whole
+    whole_iteration = Stage.PREFILL in NSYS_STAGES[name]
+    return CUDA_PROFILER_API if by_api and capture.gpu else on_stage(Stage.PROFILE if whole_iteration else Stage.DECODE)
 
 
 def _record(capture: Capture, plan: PassPlan, nsys: Path) -> None:

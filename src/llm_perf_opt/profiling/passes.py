@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
-from llm_perf_opt.config.passes import Pass, known_passes, label_of, pass_named
+from llm_perf_opt.config.passes import Pass, label_of, pass_named
 from llm_perf_opt.config.schema import ProfilingConfig, RunConfig
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing, PassRecord
@@ -149,8 +149,8 @@ class Capture:
         if not self.program:
             options = {"nsys": "choose profiling=minimal", "ncu": "choose profiling=nsys or minimal"}
             return options.get(name, f"set profiling.passes.{name}.enable=false")
-        earlier = takewhile(lambda other: other != name, (known.name for known in known_passes() if known.programs))
-        return f"leave it out with --passes {','.join(earlier)}"
+        earlier = takewhile(lambda other: other != name, self.names)
+        return f"leave it out with --passes {','.join(earlier) or 'program'}"
 
     def tool(self, name: str, label: str) -> Path:
         """Return the path of nsys, ncu or another tool, or raise a ResourceError."""
@@ -224,7 +224,7 @@ def run_pass(
         outcome = check(_child_error(plan, finished, errors, folder))
     except LlmPerfError as raised:
         outcome = PassOutcome(raised)
-    error = _respelled(outcome.error, plan.spellings) if outcome.error else None
+    error = respelled_error(outcome.error, plan.spellings) if outcome.error else None
     entry = replace(
         entry,
         status="complete" if error is None else "failed",
@@ -282,7 +282,8 @@ def respelled(text: str, spellings: Mapping[str, str]) -> str:
     return text
 
 
-def _respelled(error: LlmPerfError, spellings: Mapping[str, str]) -> LlmPerfError:
+def respelled_error(error: LlmPerfError, spellings: Mapping[str, str]) -> LlmPerfError:
+    """Return the error with each setting replaced by its other name."""
     return type(error)(respelled(error.fact, spellings), respelled(error.remedy, spellings)) if spellings else error
 
 

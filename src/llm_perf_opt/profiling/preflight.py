@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,15 +18,19 @@ from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import HardwareConfig, ModelConfig, RunConfig, RuntimeConfig
 from llm_perf_opt.core.compiler import INSTALL, compiler_problem
-from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.core.host import cpu_has_native_bf16, cpu_name, total_memory_bytes
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.cpus import check_cpus
 from llm_perf_opt.runners.measure.device import TorchBuild, check_available, most_cuda_devices, torch_build
 from llm_perf_opt.runners.measure.gpu import gpu_size
 from llm_perf_opt.runners.models import check_position_count, device_request, gib
+from llm_perf_opt.runners.vision_families import FAMILIES, images_refused
+from llm_perf_opt.traces.prometheus import read_prometheus
+from llm_perf_opt.workspace.data.images import check_images
 from llm_perf_opt.workspace.data.model_tree import model_folder
 from llm_perf_opt.workspace.data.prompts import check_first_text
+from llm_perf_opt.workspace.data.recorded import recorded_prompts
 
 _N_POSITIONS = ("gpt2", "gptj", "codegen", "gpt_bigcode", "ctrl")
 """Model types whose field for positions is `n_positions`."""
@@ -37,8 +42,11 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
     requests = list(configs)
     for path in dict.fromkeys(config.model.path for config in requests if config.model.source == "pretrained"):
         model_folder(path or "")
-    for dataset in dict.fromkeys(config.dataset for config in requests if config.dataset.kind != "synthetic"):
-        check_first_text(dataset)
+    for dataset in dict.fromkeys(config.dataset for config in requests if config.dataset.kind not in ("synthetic", "recorded")):
+        (check_images if dataset.kind == "image_folder" else check_first_text)(dataset)
+    for config in requests:
+        if config.dataset.kind == "recorded":
+            recorded_prompts(config)
     for name in dict.fromkeys(config.runtime.type for config in requests if config.runtime.engine):
         arguments = traits_of(name).arguments
         known = arguments.known() if arguments else None
@@ -47,15 +55,26 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
                 arguments.refuse(config.runtime.engine, known)
     for cpus in dict.fromkeys(config.hardware.cpus for config in requests if config.hardware.cpus):
         check_cpus(cpus)
+    for file in dict.fromkeys(config.profiling.nvml.prometheus for config in requests if config.profiling.nvml.prometheus):
+        check_exporter_file(file)
     machine = _Machine()
     for config in requests:
         fields = _architecture(config.model)
         _check_positions(config, fields)
+        _check_images(config, fields)
         machine.check_available(config.hardware)
         if not traits_of(config.runtime.type).engine:  # an engine manages its memory itself and may use several devices
             _check_attention(config.runtime)
             machine.check_size(config, fields)
             machine.check_compiler(config)
+
+
+def check_exporter_file(name: str) -> None:
+    """Raise a ConfigError for a file that is not in the Prometheus text format."""
+    try:
+        read_prometheus(Path(name))
+    except ParseError as error:
+        raise ConfigError(f"profiling.nvml.prometheus: {error.fact}", error.remedy) from error
 
 
 @dataclass(frozen=True)
@@ -156,6 +175,13 @@ def _check_positions(config: RunConfig, fields: Mapping[str, Any]) -> None:
     text = inner if isinstance(inner, Mapping) else fields
     name = "n_positions" if text.get("model_type") in _N_POSITIONS else "max_position_embeddings"
     check_position_count(text.get(name), _least_prompt(config), config.runtime.num_new_tokens)
+
+
+def _check_images(config: RunConfig, fields: Mapping[str, Any]) -> None:
+    """Raise if images are requested from a runtime that takes token ids only."""
+    seeing = str(fields.get("model_type")) in FAMILIES and config.dataset.images
+    if seeing and traits_of(config.runtime.type).steppable is False:
+        raise images_refused(config)
 
 
 def _least_prompt(config: RunConfig) -> int:

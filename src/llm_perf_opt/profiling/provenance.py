@@ -15,7 +15,9 @@ from llm_perf_opt.core.compiler import INSTALL, compiler_problem, find_compiler
 from llm_perf_opt.core.host import available_memory_bytes, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.topology import cpu_layout, numa_nodes
 from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml, read, text_of
+from llm_perf_opt.runners.measure.gpu_topology import connections, gpus
 
 PACKAGES = ("hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil")
 """Recorded with every run, in addition to those of the runtimes."""
@@ -36,6 +38,7 @@ def environment(device_index: int) -> dict[str, Any]:
         "python_executable": sys.executable,
         "cpu": _cpu(),
         "memory": _memory(),
+        "numa": _numa(),
         **_gpu(device_index),
         "compiler": _compiler(),
         "packages": packages(),
@@ -73,7 +76,13 @@ def _cpu() -> dict[str, Any]:
         "frequency_max_mhz": str(frequency) if isinstance(frequency, Missing) else frequency,
         "governor": governor.read_text().strip() if governor.exists() else "n/a: the system does not tell",
         "flags": sorted(flag for flag in cpu_flags() if flag.startswith(("avx", "amx", "asimd", "sve", "bf16", "fma"))),
+        **cpu_layout(),
     }
+
+
+def _numa() -> list[dict[str, Any]] | str:
+    found = numa_nodes()
+    return str(found) if isinstance(found, Missing) else found
 
 
 def _compiler() -> dict[str, Any] | str:
@@ -100,6 +109,8 @@ def _gpu(device_index: int) -> dict[str, Any]:
         return {
             "gpu": str(handle) if isinstance(handle, Missing) else describe(library, handle),
             "gpu_count": int(library.nvmlDeviceGetCount()),
+            "gpus": gpus(library),
+            "gpu_connections": connections(library),
             "gpu_driver": str(driver),
             "gpu_driver_cuda": str(cuda) if isinstance(cuda, Missing) else f"{cuda // 1000}.{cuda % 1000 // 10}",
         }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
-from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.core.user_files import HIGHEST_RATIO, RATIO_COUNTS_FROM_BYTES, open_ordinary
 from llm_perf_opt.traces.trace_mark import Checksum
 
 MOST_CONTENTS_BYTES = 1 << 20
@@ -163,9 +163,6 @@ class _Contents:
 
 LIMIT_VARIABLE = "LLM_PERF_MAX_TRACE_GB"
 DEFAULT_LIMIT_GB = 32.0
-HIGHEST_RATIO = 200
-"""Of unpacked to packed size. Real traces reach about 30; deflate cannot exceed 1,032."""
-RATIO_COUNTS_FROM_BYTES = 16 << 20
 _READ_BYTES = 1 << 18
 _WRITE_BYTES = 1 << 20
 _FED_BYTES = 1 << 13

@@ -8,10 +8,11 @@ import msgspec
 
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry, TelemetryHeader
+from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, ModelFacts, TorchPass, Workload
-from llm_perf_opt.core.run_folder import check_plain, read_record
+from llm_perf_opt.core.run_folder import check_plain, read_record, unpacked_lines
 from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.core.vision_records import VisionInput
 
 LONGEST_NS = 2**63 - 1
 """The most that 64 bits of nanoseconds can represent: three centuries."""
@@ -67,6 +68,18 @@ def _workload_flaws(work: Workload) -> Iterator[str]:
         yield f"it has the lengths of {len(work.prompt_tokens)} prompts, but a batch of {_short(work.batch_size)}"
     if any(not 0 < length <= work.padded_tokens for length in work.prompt_tokens):
         yield f"a prompt is not between 1 and {_short(work.padded_tokens)} tokens long"
+    if work.vision is not None:
+        yield from _vision_flaws(work.vision, work)
+
+
+def _vision_flaws(vision: VisionInput, work: Workload) -> Iterator[str]:
+    sizes = [*vision.pixel_shapes.values(), *vision.grids]
+    if not 0 < vision.images <= _MOST or any(not 0 < math.prod(size) <= _MOST or min(size) < 1 for size in sizes if size):
+        yield "the images have impossible sizes"
+    if len(vision.image_tokens) != work.batch_size or any(
+        not 0 <= tokens <= length for tokens, length in zip(vision.image_tokens, work.prompt_tokens, strict=False)
+    ):
+        yield "the image tokens do not fit the prompts"
 
 
 def _model_flaws(model: ModelFacts) -> Iterator[str]:
@@ -147,6 +160,7 @@ class _Line(msgspec.Struct):
     header: TelemetryHeader | None = None
     cpu: CpuSample | None = None
     gpu: GpuSample | None = None
+    exporter: ExporterReading | None = None
 
 
 def read_telemetry(path: Path) -> Telemetry:
@@ -155,6 +169,7 @@ def read_telemetry(path: Path) -> Telemetry:
     header: TelemetryHeader | None = None
     gpu: list[GpuSample] = []
     cpu: list[CpuSample] = []
+    exporter: list[ExporterReading] = []
     for number, line in enumerate(_lines(path), 1):
         if line == b"\n":
             continue
@@ -167,15 +182,17 @@ def read_telemetry(path: Path) -> Telemetry:
             gpu.append(record.gpu)
         if record.cpu:
             cpu.append(record.cpu)
+        if record.exporter:
+            exporter.append(record.exporter)
     if header is None:
         raise ParseError(f"{path} has no header: the sampler ended before its first sample.")
-    return Telemetry(header, tuple(gpu), tuple(cpu))
+    return Telemetry(header, tuple(gpu), tuple(cpu), tuple(exporter))
 
 
 def _lines(path: Path) -> Iterator[bytes]:
     """Yield the complete lines of a file."""
     try:
         with open_ordinary(path) as file:
-            yield from (line for line in file if line.endswith(b"\n"))
+            yield from (line for line in unpacked_lines(file, path) if line.endswith(b"\n"))
     except OSError as error:
         raise ParseError(f"{path} cannot be read: {error.strerror}.") from error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted
 from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, end
@@ -361,8 +361,25 @@ class Companion:
         return Finished(self._child.wait(), time.monotonic() - self._begun, False)
 
 
-def build_work_argv(config_file: Path, which: str, out: Path, decode_steps: int | None = None) -> list[str]:
-    """Return the command of the measured process, with the resolved configuration."""
+@overload
+def build_work_argv(config: Path, settings: str, out: Path, decode_steps: int | None = None) -> list[str]: ...
+@overload
+def build_work_argv(module: str, overrides: Sequence[str]) -> list[str]: ...
+def build_work_argv(*places: Any, **named: Any) -> list[str]:
+    """Return the command of the measured process: of a resolved configuration and the name of a pass.
+
+    As the profiling guides write it, of a module and its overrides: `build_work_argv(module, overrides)`.
+    """
+    if len(places) + len(named) == 2:
+        return _module_argv(*places, **named)
+    return _pass_argv(*places, **named)
+
+
+def _module_argv(module: str, overrides: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", module, *overrides]
+
+
+def _pass_argv(config: Path, settings: str, out: Path, decode_steps: int | None = None) -> list[str]:
     module = "llm_perf_opt.runners.llm_profile_runner"
-    argv = [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
+    argv = [sys.executable, "-m", module, "--config", str(config), "--pass", settings, "--out", str(out)]
     return argv if decode_steps is None else [*argv, "--decode-steps", str(decode_steps)]

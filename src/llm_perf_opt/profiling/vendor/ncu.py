@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from llm_perf_opt.config.schema import CacheControl, ClockControl
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, Gate, check_gate
+from llm_perf_opt.profiling.vendor.guide_calls import DEFAULT_METRICS, ncu_options, takes_guide_calls
+
+__all__ = ["DEFAULT_METRICS", "REPORT_ENDING", "AskedCounters", "NcuRequest", "asked_counters", "build_ncu_cmd", "kernel_filter"]
 
 REPORT_ENDING = ".ncu-rep"
 
@@ -40,14 +44,20 @@ class NcuRequest:
     ours: bool = True
     """False: the ranges belong to a user's program."""
     substages: Sequence[str] = ()
+    clock_control: ClockControl = "none"
+    cache_control: CacheControl = "none"
+    args: Sequence[str] = ()
+    """More options, as `own_options` returns them."""
 
 
+@takes_guide_calls("ncu", ncu_options)
 def build_ncu_cmd(
     ncu: Path, out_base: Path, work_argv: Sequence[str], request: NcuRequest | None = None, **options: Any
 ) -> list[str]:
-    """Return an `ncu` command around `work_argv`. It writes `out_base` + REPORT_ENDING and keeps clocks and caches unchanged.
+    """Return an `ncu` command around `work_argv`. It writes `out_base` + REPORT_ENDING.
 
-    `options` are fields of the request.
+    Clocks and caches stay as they are unless the request says otherwise. `options` are fields of the request. Calls in the form
+    of the profiling guides are accepted too: see `guide_calls`.
     """
     request = replace(request or NcuRequest(), **options)
     gate, ranges = request.gate, request.ranges
@@ -56,7 +66,7 @@ def build_ncu_cmd(
     for expression in ranges:
         check_gate("ncu", expression, ours=request.ours, substages=request.substages)
     argv = [str(ncu), "--target-processes", "all", "--replay-mode", request.replay]
-    argv += ["--clock-control", "none", "--cache-control", "none"]
+    argv += ["--clock-control", request.clock_control, "--cache-control", request.cache_control]
     argv += ["--profile-from-start", "off"] if gate.kind == "cudaProfilerApi" else []
     argv += ["--nvtx"] if ranges else []
     for expression in ranges:
@@ -67,7 +77,7 @@ def build_ncu_cmd(
         argv += ["--section", section]
     argv += ["--kernel-name-base", "function", "--kernel-name", kernel_filter(request.kernels)] if request.kernels else []
     argv += _launches(request.launch_skip, request.launch_count)
-    return [*argv, "--force-overwrite", "--export", _literal(out_base), *work_argv]
+    return [*argv, *request.args, "--force-overwrite", "--export", _literal(out_base), *work_argv]
 
 
 @dataclass(frozen=True)

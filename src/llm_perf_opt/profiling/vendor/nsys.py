@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.config.schema import NsysSample
 from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.profiling.vendor.gates import Gate, check_gate, on_stage
+from llm_perf_opt.profiling.vendor.guide_calls import nsys_options, takes_guide_calls
 from llm_perf_opt.profiling.vendor.probe import NsysProbe
 
 REPORT_ENDING = ".nsys-rep"
@@ -32,22 +34,27 @@ class NsysRequest:
     follow_forks: bool = True
     app_environment: Mapping[str, str] | None = None
     """Environment variables of the program only."""
+    sample: NsysSample = "none"
+    """The processes whose call stacks and context switches are sampled on the CPU."""
+    args: Sequence[str] = ()
+    """More options, as `own_options` returns them."""
 
 
+@takes_guide_calls("nsys", nsys_options)
 def build_nsys_cmd(
     nsys: Path, out_base: Path, work_argv: Sequence[str], request: NsysRequest | None = None, **options: Any
 ) -> list[str]:
     """Return the command of `nsys profile` around `work_argv`. It writes `out_base` + REPORT_ENDING.
 
     `options` are fields of the request. The program continues after its range has ended, and gets its own TMPDIR, which differs
-    from the tool's.
+    from the tool's. Calls in the form of the profiling guides are accepted too: see `guide_calls`.
     """
     request = replace(request or NsysRequest(), **options)
     gate, probe = request.gate or on_stage(), request.probe
     return [
         str(nsys), "profile", f"--trace={','.join(_checked_trace(request.trace, gate, probe))}",
-        "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node",
-        *_gate_flags(gate), *_varying_flags(probe, request.gpu_metrics, request.follow_forks),
+        f"--sample={request.sample}", f"--cpuctxsw={request.sample}", "--cuda-graph-trace=node",
+        *_gate_flags(gate), *_varying_flags(probe, request.gpu_metrics, request.follow_forks), *request.args,
         _environment_flag({"TMPDIR": tempfile.gettempdir(), **_nvtx_environment(gate), **(request.app_environment or {})}),
         "--force-overwrite=true", f"--output={_literal(out_base)}", *work_argv,
     ]  # fmt: skip

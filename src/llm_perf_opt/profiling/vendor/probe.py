@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import read_record, write_record
 
-METHOD = 1
+METHOD = 2
 """Increased when the queries change, so that older answers are not found."""
 ASKING_S = 20.0
 """Timeout of a query."""
@@ -89,6 +89,8 @@ class NcuProbe:
     chips: tuple[str, ...] = ()
     """Chips whose metrics it can list without a GPU (`--query-metrics --chips`)."""
     notes: tuple[str, ...] = ()
+    set_sections: dict[str, int] = field(default_factory=dict)
+    """Number of sections of each set."""
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -198,11 +200,13 @@ def _ask_nsys(path: Path, version: str) -> NsysProbe:
 
 
 def _ask_ncu(path: Path, version: str) -> NcuProbe:
+    sets = _answer(path, "--list-sets")
     return NcuProbe(
         path=str(path),
         version=version,
         flags=long_options(_answer(path, "--help")),
-        sets=_first_column(_answer(path, "--list-sets")),
+        sets=_first_column(sets),
+        set_sections=_entries_per_row(sets),
         sections=_first_column(_answer(path, "--list-sections")),
         chips=tuple(re.findall(r"\b[a-z]{2}\d{2}[0-9a-z]\b", _answer(path, "--list-chips"))),
     )
@@ -228,6 +232,20 @@ def _first_column(table: str) -> tuple[str, ...]:
     """Return the identifiers of a table with a ruler, a heading, a ruler and rows; continuation lines begin with a space."""
     _, _, rows = table.rpartition("\n---")
     return tuple(line.split()[0] for line in rows.splitlines()[1:] if line and not line[0].isspace())
+
+
+def _entries_per_row(table: str) -> dict[str, int]:
+    """Return identifier → number of comma-separated entries in the second column of such a table."""
+    ruler = next((line for line in table.splitlines() if line.startswith("---")), "")
+    first, _, rest = ruler.partition(" ")
+    start, end = len(first) + 1, len(first) + 1 + len(rest.partition(" ")[0])
+    found: dict[str, int] = {}
+    name = ""
+    for line in table.rpartition("\n---")[2].splitlines()[1:]:
+        name = line.split()[0] if line and not line[0].isspace() else name
+        if name:
+            found[name] = found.get(name, 1) + line[start:end].count(",")
+    return found
 
 
 # --- keeping ------------------------------------------------------------------------------------------------------------
