@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from typer.main import get_command
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.cli.completing import complete_hardware, complete_override, complete_run, complete_side
 from llm_perf_opt.config.choices import all_keys, group_options
+from llm_perf_opt.config.schema import NcuConfig
 from llm_perf_opt.core.errors import ConfigError
 
 
@@ -27,7 +30,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("model=ti", ["model=tiny", "model=tiny_vlm"]),
+        ("model=tiny_v", ["model=tiny_vlm"]),
         ("model=", [f"model={name}" for name in group_options()["model"]]),
         ("hardware=s", ["hardware=single_gpu"]),
         ("run", ["runtime.", "runtime="]),
@@ -35,7 +38,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("runtime.bat", ["runtime.batch_size=", "runtime.batch_size=1"]),
         ("runtime.compile=", [f"runtime.compile={mode}" for mode in ("none", "default", "reduce-overhead", "max-autotune")]),
         ("profiling.ncu.en", ["profiling.ncu.enable=true", "profiling.ncu.enable=false"]),
-        ("profiling.ncu", ["profiling.ncu.budget_s=", "profiling.ncu.coverage=", "profiling.ncu.enable=", "profiling.ncu.top="]),
+        ("profiling.ncu", [f"profiling.ncu.{field.name}=" for field in sorted(fields(NcuConfig), key=attrgetter("name"))]),
         ("model.path=", []),
         ("hydra", ["hydra.run.dir="]),
         ("nonsense", []),
@@ -146,9 +149,9 @@ def test_the_tab_key_loads_nothing_heavy() -> None:
         "atexit.register(lambda: print(sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr))\n"
         "from llm_perf_opt.cli.app import app\napp(prog_name='llm-perf')"
     )
-    environment = completing("bash", COMP_WORDS="llm-perf\nrun\nmodel\n=\ntin", COMP_CWORD="4")
+    environment = completing("bash", COMP_WORDS="llm-perf\nrun\nmodel\n=\ntiny_v", COMP_CWORD="4")
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.split() == ["tiny", "tiny_vlm"], done.stderr
+    assert done.stdout.split() == ["tiny_vlm"], done.stderr
     loaded = set(ast.literal_eval(done.stderr.splitlines()[-1]))
     assert not loaded & {"torch", "transformers", "duckdb", "plotly", "numpy", "hydra", "omegaconf", "pynvml", "psutil"}
 

@@ -291,8 +291,8 @@ def test_what_was_measured_stands_wherever_the_times_do(tmp_path: Path) -> None:
     for text in (shown, *pages):
         assert all(fact in text for fact in facts)
     found = json.loads(report("--json", str(folder.path)))["inputs"]
-    assert [note["kind"] for note in found] == ["prompts", "cut_prompts", "unused_records", "cast_weights"]
-    assert "tiny (5 M parameters, bf16)" in shown, "what ran is named before its times"
+    assert [note["kind"] for note in found] == ["prompts", "cut_prompts", "unused_records", "real_weights", "cast_weights"]
+    assert "tiny (5 M parameters, bf16, real weights)" in shown, "what ran is named before its times"
 
 
 def test_a_run_whose_machine_changed_its_speed_says_so(tmp_path: Path) -> None:

@@ -30,6 +30,15 @@ def test_what_is_sound_comes_back_unchanged() -> None:
     assert check(default_config()) is default_config()
 
 
+def test_a_folder_of_images_is_given_as_a_path_or_in_the_tree() -> None:
+    bare = with_value(with_value(default_config(), "dataset.kind", "image_folder"), "dataset.path", None)
+    assert "dataset.path" in refusal(bare).fact
+    for key in ("dataset.path", "dataset.root"):
+        given = with_value(bare, key, "datasets/pages")
+        assert check(given) is given
+    assert "contradict" in refusal(with_value(with_value(bare, "dataset.root", "a"), "dataset.path", "b")).fact
+
+
 @pytest.mark.parametrize(
     ("key", "refused", "accepted"),
     [

@@ -1,6 +1,7 @@
 """Compose command-line words and YAML files into a checked configuration, or an actionable error."""
 
 import contextlib
+import copy
 import dataclasses
 import math
 import re
@@ -85,8 +86,12 @@ TOGETHER = [
 
 @pytest.mark.parametrize("chosen", TOGETHER, ids=" ".join)
 def test_every_packaged_option_composes(chosen: list[str]) -> None:
-    more = {"model=hf": ["model.path=/data/weights/hf"], "model=tiny_vlm": ["runtime=pytorch"]}  # engines are given no pictures
-    composed = compose([*chosen, *next((words for model, words in more.items() if model in chosen), [])])
+    more = {
+        "model=hf": ["model.path=/data/weights/hf"],
+        "dataset=recorded": ["dataset.path=inputs.yaml"],
+        "dataset=image_folder": ["dataset.path=/data/images"],
+    }
+    composed = compose([*chosen, *(word for option, words in more.items() if option in chosen for word in words)])
     assert composed.run_dir.parts[2] == composed.config.model.name
     assert f"model={composed.config.model.name}" in chosen
     assert config_from_mapping(yaml.safe_load(config_to_yaml(composed.config))) == composed.config
@@ -154,6 +159,14 @@ def test_a_configuration_of_an_older_version_gets_what_it_did_not_have() -> None
     assert (changed.hardware.threads, changed.hardware.cpus, changed.runtime.quantization) == (2, "1", "int8")
 
 
+@pytest.mark.parametrize("plus", ["+", "++"])
+def test_a_plus_before_a_known_key_is_accepted(plus: str) -> None:
+    words = ["model=gpt2", "runtime.batch_size=4", "experiment=e", "hydra.run.dir=here", "hardware.cpu_threads=1"]
+    assert compose([f"{plus}{word}" for word in words]) == compose(words)
+    with pytest.raises(ConfigError, match=r"runtime\.batchsize"):
+        compose([f"{plus}runtime.batchsize=4"])
+
+
 def test_the_last_of_two_overrides_counts() -> None:
     assert compose(["runtime.batch_size=4", "runtime.batch_size=8"]).config.runtime.batch_size == 8
 
@@ -213,7 +226,7 @@ def test_a_run_lies_under_its_experiment_and_model_at_its_time() -> None:
     before = datetime.now().replace(microsecond=0)
     runs, experiment, model, moment = compose(["experiment=sweep1", "model=gpt2"]).run_dir.parts
     assert (runs, experiment, model) == ("runs", "sweep1", "gpt2")
-    assert before <= datetime.strptime(moment, "%Y-%m-%d_%H-%M-%S") <= datetime.now()
+    assert before <= datetime.strptime(moment, "%Y-%m-%d_%H-%M-%S_random") <= datetime.now()
 
 
 def test_a_local_models_folder_names_its_run() -> None:
@@ -489,13 +502,6 @@ def test_a_relative_folder_is_found_from_where_the_user_stands(tmp_path: Path, m
     assert compose(["model=mine"], Path("conf")).config.model.name == "mine"
 
 
-@pytest.mark.parametrize("name", ["model/tiny.yaml", "model/random.yaml", "profiling/minimal.yaml", "hydra/default.yaml"])
-def test_the_name_of_a_packaged_option_is_taken(tmp_path: Path, name: str) -> None:
-    error = refusal(config_dir=own(tmp_path, OWN_MODEL, name))
-    assert str(tmp_path / name) in error.fact
-    assert "Rename" in error.remedy
-
-
 @pytest.mark.parametrize("folder", ["nowhere", "a_file"])
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "a_file").touch()
@@ -513,14 +519,14 @@ def test_broken_yaml_is_answered_with_its_file_and_line(tmp_path: Path, content:
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        ("name: mine\n", "'source' is missing in model"),
-        ("", "'name' is missing in model"),
+        ("name: mine\n", "'mine' has no architecture.model_type"),
+        ("", "'mine' has no architecture.model_type"),
         (OWN_MODEL + "nam: x\n", "'nam' is not known in model. Did you mean 'name'?"),
         (OWN_MODEL + "dtype: fp7\n", "model.dtype=fp7"),
         (OWN_MODEL + "seed: yes\n", "model.seed"),
-        ("- a\n- b\n", "expected the fields name"),
+        ("- a\n- b\n", "is not a mapping of settings"),
         ("hello\n", "'hello' is not known in model"),
-        ("# @package _global_\nexperiment: mine\n", "'model' is missing"),
+        ("# @package _global_\nexperiment: mine\n", "'mine' has no architecture.model_type"),
     ],
 )
 def test_a_file_with_the_wrong_fields_is_answered_with_them(tmp_path: Path, content: str, fact: str) -> None:
@@ -599,8 +605,12 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     values["model"].update(source="random", path=None)
     values["dataset"].update(kind="prompts", variant=None)
     values["dataset"].update({"path": None} if values["dataset"]["root"] else {})  # one or the other
+    values["dataset"].update(image_count=None, annotations=None, prompt=None)  # of a folder of images
+    values["dataset"].update(image_height=values["dataset"]["image_width"])  # they go together
     values["profiling"].update(clean=True, ceilings=True, passes={})  # a section is of a pass that is installed
-    values["profiling"]["ncu"]["enable"] = False  # it needs a pass that records a timeline
+    values["profiling"]["ncu"].update(enable=True, kernel_regex=None, substage=None)  # its sections have an effect
+    for name in ("torch", "nvml"):  # ncu needs a timeline, and an exporter is read by the telemetry
+        values["profiling"][name]["enable"] = True
     values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together
     values["runtime"].update(type="mine", attn_implementation="auto", cache="dynamic", quantization="none")
     values["runtime"].update(compile="none", min_repeats=1, num_new_tokens=max(2, values["runtime"]["num_new_tokens"]))
@@ -761,3 +771,72 @@ def test_any_damage_to_a_users_file_is_a_configuration_or_a_config_error(
     content = OWN_MODEL.encode()
     folder = own(tmp_path_factory.mktemp("conf"), content[:start] + inserted + content[start + length :])
     composed_or_refused(["model=mine"], folder)
+
+
+@pytest.mark.parametrize(
+    ("word", "args"),
+    [
+        ("profiling.nsys.args=\"--gpuctxsw=true --nic-metrics 'a b'\"", ("--gpuctxsw=true", "--nic-metrics", "a b")),
+        ("profiling.nsys.args=[--gpuctxsw, 'true']", ("--gpuctxsw", "true")),
+        ('profiling.nsys.args=""', ()),
+    ],
+)
+def test_options_of_a_tool_are_a_list_or_one_text(word: str, args: tuple[str, ...]) -> None:
+    assert compose(["profiling=nsys", word]).config.profiling.nsys.args == args
+
+
+def test_a_text_that_cannot_be_split_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"profiling\.nsys\.args"):
+        compose(["profiling=nsys", 'profiling.nsys.args="it\'s"'])
+    assert compose(["profiling=nsys", 'profiling.nsys.trace="cuda, nvtx"']).config.profiling.nsys.trace == ("cuda", "nvtx")
+
+
+def test_roofline_only() -> None:
+    found = compose(["profiling=roofline-only"]).config.profiling
+    assert (found.clean, found.ceilings, found.torch.enable, found.ncu.enable) == (True, True, True, True)
+    assert (found.nvml.enable, found.nsys.enable, found.metrics.sets) == (False, False, ("roofline",))
+    assert found.ncu.sections == ("SpeedOfLight", "SpeedOfLight_RooflineChart")
+
+
+def test_an_older_configuration_gets_the_settings_of_the_tools() -> None:
+    values = yaml.safe_load(config_to_yaml(compose([]).config))
+    older = copy.deepcopy(values)
+    older["profiling"]["metrics"] = {"sets": ["roofline"], "add": [], "remove": []}
+    for name, keys in (
+        ("nsys", ("trace", "sample", "args")),
+        ("ncu", ("set", "kernel_regex", "args")),
+        ("nvml", ("prometheus",)),
+    ):
+        for key in keys:
+            del older["profiling"][name][key]
+    assert config_from_mapping(older) == config_from_mapping(values), "the default set that never counted is left out"
+    older["profiling"]["ncu"]["enable"] = True
+    assert config_from_mapping(older).profiling.metrics.sets == ("roofline",)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["profiling.ncu.set=full"], "Nsight Compute is off"),
+        (["profiling.ncu.sections=[Occupancy]"], "Nsight Compute is off"),
+        (["profiling.metrics.add=[lts__t_bytes.sum]"], "Nsight Compute is off"),
+        (["profiling.metrics.remove=[lts__t_bytes.sum]"], "Nsight Compute is off"),
+        (["profiling=ncu", "profiling.ncu.kernel_regex='('"], "not a regular expression"),
+        (["profiling=ncu", "profiling.ncu.launch_count=0"], "out of range"),
+        (["profiling=none", "profiling.nvml.prometheus=x"], "no telemetry"),
+        (["profiling.ncu.kernel_regex=gemm"], "Nsight Compute is off"),
+        (["profiling.ncu.launch_skip=0"], "Nsight Compute is off"),
+        (["profiling.ncu.launch_count=2"], "Nsight Compute is off"),
+        (["profiling.ncu.clock_control=base"], "Nsight Compute is off"),
+        (["profiling.ncu.cache_control=all"], "Nsight Compute is off"),
+        (["profiling.ncu.args='--verbose'"], "Nsight Compute is off"),
+        (["profiling.nsys.trace=[cuda]"], "Nsight Systems is off"),
+        (["profiling.nsys.sample=process-tree"], "Nsight Systems is off"),
+        (["profiling.nsys.args='--gpuctxsw=true'"], "Nsight Systems is off"),
+        (["profiling.metrics.defined=x"], "defined"),
+        (["profiling.metrics.defined=x", "profiling.metrics.sets=[ch09]"], "defined"),
+    ],
+)
+def test_settings_of_the_tools_that_cannot_work_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compose(words)

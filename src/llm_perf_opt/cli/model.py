@@ -15,7 +15,7 @@ Root = Annotated[Path, typer.Option(help="The folder with the links.")]
 
 @app.command()
 def link(
-    name: Annotated[str, typer.Argument(help="Select it later with model=hf model.path=models/NAME.")],
+    name: Annotated[str, typer.Argument(help="Select it later with model=NAME.")],
     target: Annotated[Path, typer.Argument(metavar="DIR", help="A local Hugging Face folder.")],
     root: Root = MODELS_ROOT,
     as_json: Json = False,
@@ -34,7 +34,9 @@ def link(
     print(f"{place} → {found.target}")
     for line in model_lines(found)[1:]:
         print(line)
-    print(f"run it: llm-perf run model=hf model.path={place}")
+    for difference in _differences(name, place):
+        print(f"warning: not the packaged {name}: {difference}")
+    print(f"run it: llm-perf run model={name}" if root == MODELS_ROOT else f"run it: llm-perf run model=hf model.path={place}")
 
 
 @app.command(name="list")
@@ -77,6 +79,16 @@ def check(
         print(f"{len(found)} checked, {sum(not entry.ok for entry in found)} with problems")
     if not all(entry.ok for entry in found):
         raise typer.Exit(1)
+
+
+def _differences(name: str, place: Path) -> list[str]:
+    """Return how the linked folder differs from the packaged option of this name."""
+    from llm_perf_opt.config.choices import packaged_options
+    from llm_perf_opt.config.project_files import packaged_option
+    from llm_perf_opt.config.weights import shape_differences
+
+    shape = packaged_option("model", name).get("architecture") if name in packaged_options("model") else None
+    return shape_differences(shape or {}, place)
 
 
 def _fields(found: object) -> dict[str, object]:

@@ -42,11 +42,13 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 
     `images` are the PNG files, or why there are none.
     """
+    from llm_perf_opt.analysis.run_analysis import InputKind
     from llm_perf_opt.core.records import Missing
     from llm_perf_opt.report.overview import next_command, overview_text
 
     for note in analysis.inputs if analysis else ():
-        print(f"- {note.text}")
+        if note.kind is not InputKind.OWN_SETTINGS:  # printed before the run
+            print(f"- {note.text}")
     for warning in analysis.warnings if analysis else ():
         print("warning:", indented(warning.text))
     if isinstance(images, Missing) and folder.waterfall_file.exists():

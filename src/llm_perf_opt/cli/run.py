@@ -11,8 +11,11 @@ from llm_perf_opt.cli.outcome import outcome, print_outcome
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
 from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
+from llm_perf_opt.core.processes import under_nsys
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
     from llm_perf_opt.config.composition import Composed
     from llm_perf_opt.core.records import Maybe
@@ -48,11 +51,28 @@ def run(
     Groups: model, dataset, runtime, hardware, profiling. `llm-perf options` lists their options.
     """
     note_debug(debug)
+    given = _settings(overrides or [])
     with graceful_exit():
         if multirun or resume:
-            _sweep(overrides or [], config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
+            _sweep(given, config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
         else:
-            _one(overrides or [], config_dir, dry_run=dry_run, quiet=quiet, as_json=as_json)
+            _one(given, config_dir, dry_run=dry_run, quiet=quiet, as_json=as_json)
+
+
+def _settings(overrides: list[str]) -> list[str]:
+    """Return the overrides; those of the profiling guides are translated, with a note for each."""
+    from llm_perf_opt.config.guide_overrides import from_guides
+
+    translated = from_guides(overrides)
+    for note in translated.notes:
+        print("note:", note, file=sys.stderr)
+    if under_nsys():
+        print(
+            "note: nsys is around this command: it records every pass with its loading, and torch.profiler sees no kernels. "
+            "`llm-perf run profiling=nsys` starts it around the measured process only.",
+            file=sys.stderr,
+        )
+    return translated.overrides
 
 
 def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet: bool, as_json: bool) -> None:
@@ -60,6 +80,7 @@ def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet:
     from llm_perf_opt.profiling.preflight import refuse_early
 
     composed = compose(overrides, config_dir)
+    _print_notes([composed])
     refuse_early([composed.config])  # before the capture code is loaded: reject what is already known to be wrong
     if dry_run:
         _print_plan(composed, as_json)
@@ -71,6 +92,12 @@ def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet:
     else:
         print_outcome(folder, analysis, images)
     raise_if(error or (analysis.fault if analysis else None))
+
+
+def _print_notes(points: "Iterable[Composed]", *more: str) -> None:
+    """Print what became of settings in the user's files, and which linked weights are used."""
+    for note in dict.fromkeys([*(note for point in points for note in point.config.project.notes), *more]):
+        print("note:", note, file=sys.stderr)
 
 
 def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis | None, LlmPerfError | None]":
@@ -95,8 +122,10 @@ def _sweep(
         )
     if resume:
         folder = SweepFolder.open(resume)
+        folder.hold()
     else:
         planned = plan_sweep(overrides, config_dir)
+        _print_notes(planned.composed, *planned.notes)
         if dry_run:
             print_json([point.overrides for point in planned.points]) if as_json else _print_points(planned)
             return

@@ -38,7 +38,9 @@ class WithCompletion(WholeHelp):
     """The command itself: its completion options also accept a shell by name, as in `--show-completion zsh`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Handle the completion options, then parse the rest."""
+        """Handle the completion options, then parse the rest. Settings without a verb are those of `run`."""
+        if args and not ctx.resilient_parsing and _is_setting(args[0]):
+            args = ["run", *args]
         option, _, given = args[0].partition("=") if args else ("", "", "")
         if option in _COMPLETIONS and not ctx.resilient_parsing:
             if " " in (ctx.info_name or ""):
@@ -50,6 +52,11 @@ class WithCompletion(WholeHelp):
             if words and not words[0].startswith("-"):
                 _answer_completion(ctx, option, words[0])
         return super().parse_args(ctx, args)
+
+
+def _is_setting(word: str) -> bool:
+    """Return whether a command line starts with KEY=VALUE, or with -m before it, as the programs of the profiling guides take."""
+    return word in ("-m", "--multirun") or ("=" in word and not word.startswith("-"))
 
 
 _COMPLETIONS = ("--show-completion", "--install-completion")
@@ -105,8 +112,9 @@ def print_json(value: Any) -> None:
 
 
 def command_line() -> list[str]:
-    """Return the command line as typed."""
-    return ["llm-perf", *sys.argv[1:]]
+    """Return the command line as typed; settings without a verb are those of `run`."""
+    words = sys.argv[1:]
+    return ["llm-perf", *(["run"] if words and _is_setting(words[0]) else []), *words]
 
 
 def raise_if(error: LlmPerfError | None) -> None:

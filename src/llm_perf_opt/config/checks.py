@@ -1,9 +1,21 @@
 """Checks of a run's configuration: ranges, unsafe names, settings without effect, contradictions."""
 
+import dataclasses
+import re
+from collections.abc import Container
 from typing import Any
 
 from llm_perf_opt.config.runtimes import traits_of
-from llm_perf_opt.config.schema import FOLDER_NAME, DatasetConfig, HardwareConfig, ModelConfig, RunConfig
+from llm_perf_opt.config.schema import (
+    FOLDER_NAME,
+    DatasetConfig,
+    HardwareConfig,
+    ModelConfig,
+    NcuConfig,
+    NsysConfig,
+    ProfilingConfig,
+    RunConfig,
+)
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.host import parse_cpu_list
 from llm_perf_opt.core.stages import STAGE_NAMES
@@ -11,6 +23,11 @@ from llm_perf_opt.core.stages import STAGE_NAMES
 _RANGES: dict[str, tuple[float, float]] = {
     "model.seed": (0, 2**63 - 1),
     "dataset.seed": (0, 2**63 - 1),
+    "dataset.images": (0, 64),
+    "dataset.image_height": (16, 16_384),
+    "dataset.image_width": (16, 16_384),
+    "dataset.image_tiles": (0, 64),
+    "dataset.image_count": (1, 1_000_000),
     "runtime.batch_size": (1, 1_000_000),
     "runtime.prompt_tokens": (1, 100_000_000),
     "runtime.num_new_tokens": (1, 100_000_000),
@@ -29,6 +46,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "profiling.ncu.top": (1, 10_000),
     "profiling.ncu.coverage": (0.01, 1.0),
     "profiling.ncu.budget_s": (0.1, 1_000_000),
+    "profiling.ncu.launch_skip": (0, 1_000_000_000),
+    "profiling.ncu.launch_count": (1, 1_000_000),
     "profiling.ceilings_s": (0.05, 600),
     "profiling.pass_timeout_s": (1, 1_000_000),
     "profiling.max_trace_gb": (0.01, 100_000),
@@ -97,15 +116,99 @@ def _check_effect(config: RunConfig) -> None:
     if dataset.kind == "synthetic" and dataset.path:
         raise ConfigError(f"dataset.path={dataset.path} has no effect on dataset=synthetic.", "Add dataset=sample_prompts.")
     profiling = config.profiling
+    if profiling.ncu.substage is not None and not profiling.ncu.enable:
+        raise ConfigError(
+            f"profiling.ncu.substage={profiling.ncu.substage} has no effect: profiling.ncu.enable is false.",
+            "Leave it out, or add profiling=ncu.",
+        )
     if profiling.ceilings_s is not None and not profiling.ceilings:
         raise ConfigError(
             f"profiling.ceilings_s={_number(profiling.ceilings_s)} has no effect: profiling.ceilings is false.",
             "Leave it out, or add profiling.ceilings=true.",
         )
+    if profiling.nvml.prometheus and not (profiling.nvml.enable and profiling.clean):
+        raise ConfigError(
+            f"profiling.nvml.prometheus={profiling.nvml.prometheus} has no effect: there is no telemetry in this run.",
+            "Add profiling.nvml.enable=true and profiling.clean=true, or leave it out.",
+        )
+    _check_counting(profiling)
     _check_dataset(dataset)
+    _check_images(dataset)
+
+
+def _check_counting(profiling: ProfilingConfig) -> None:
+    """Reject what only Nsight Compute collects in a run without it."""
+    ncu, metrics = profiling.ncu, profiling.metrics
+    counted = {
+        "ncu.set": ncu.set,
+        "ncu.sections": ncu.sections,
+        "metrics.add": metrics.add,
+        "metrics.remove": metrics.remove,
+        "metrics.sections": metrics.sections,
+    }
+    for name, value in counted.items() if not ncu.enable else ():
+        if value:
+            shown = value if isinstance(value, str) else ",".join(value)
+            raise ConfigError(
+                f"profiling.{name}={shown} has no effect: Nsight Compute is off.",
+                "Add profiling.ncu.enable=true and a pass that records a timeline, or choose profiling=ncu.",
+            )
+    check_kernel_regex(ncu)
+
+
+_TOOLS: dict[str, tuple[str, type[Any], tuple[str, ...]]] = {
+    "nsys": ("Nsight Systems", NsysConfig, ("trace", "sample", "args")),
+    "ncu": (
+        "Nsight Compute",
+        NcuConfig,
+        ("kernel_regex", "launch_skip", "launch_count", "clock_control", "cache_control", "args"),
+    ),
+}
+"""Section of `profiling` → name of the tool, its record, and the settings that are unset by default."""
+
+
+def unused_settings(profiling: Any, explicit: Container[str]) -> list[str]:
+    """Return a note on each setting of a tool that is off; raise a ConfigError if it is one of the command line, `explicit`.
+
+    A file may keep the settings of a tool that a run does not use.
+    """
+    notes = []
+    for section, (tool, kind, names) in _TOOLS.items():
+        values = profiling.get(section) if isinstance(profiling, dict) else None
+        if not isinstance(values, dict) or values.get("enable"):
+            continue
+        for name, value in differing(kind, values, names).items():
+            key = f"profiling.{section}.{name}"
+            shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            fact = f"{key}={shown} has no effect: {tool} is off."
+            if key in explicit:
+                raise ConfigError(fact, f"Leave it out, or add profiling.{section}.enable=true.")
+            notes.append(fact)
+    return notes
+
+
+def differing(kind: type[Any], values: Any, names: Container[str]) -> dict[str, Any]:
+    """Return those of the named values that are set and differ from the default of the record."""
+    usual = {item.name: item.default for item in dataclasses.fields(kind) if item.name in names}
+    found = {name: values.get(name) for name in usual}
+    return {name: value for name, value in found.items() if value not in (None, "", [], (), usual[name])}
+
+
+def check_kernel_regex(ncu: NcuConfig) -> None:
+    """Raise a ConfigError for a pattern that is not a regular expression."""
+    try:
+        re.compile(ncu.kernel_regex or "")
+    except re.error as error:
+        raise ConfigError(
+            f"profiling.ncu.kernel_regex={ncu.kernel_regex} is not a regular expression: {error}.",
+            "Escape characters such as ( and * with a backslash to match them literally.",
+        ) from None
 
 
 def _check_dataset(dataset: DatasetConfig) -> None:
+    if dataset.kind == "recorded" and not dataset.path:
+        fact = "dataset.path is missing: dataset=recorded repeats the prompts of a run."
+        raise ConfigError(fact, "Pass dataset.path=RUN/inputs.yaml.")
     if dataset.root and (dataset.kind == "synthetic" or dataset.path):
         other = f"dataset.path={dataset.path}" if dataset.path else "dataset.kind=synthetic"
         raise ConfigError(f"{other} and dataset.root={dataset.root} contradict each other.", "Give one of them.")
@@ -118,6 +221,23 @@ def _check_dataset(dataset: DatasetConfig) -> None:
         raise ConfigError(
             f"dataset.variant={dataset.variant!r} cannot name a variant.", "`llm-perf dataset list` lists the names."
         )
+
+
+def _check_images(dataset: DatasetConfig) -> None:
+    if (dataset.image_height is None) != (dataset.image_width is None):
+        raise ConfigError("dataset.image_height and dataset.image_width must be set together.", "Give both, in pixels.")
+    if dataset.kind == "image_folder":
+        if not dataset.path and not dataset.root:
+            fact = "dataset.path is missing: dataset=image_folder reads a folder."
+            raise ConfigError(fact, "Pass dataset.path=DIR, or dataset.root=datasets/NAME.")
+        if dataset.image_tiles:
+            raise ConfigError("dataset.image_tiles has no effect on dataset=image_folder.", "The image processor cuts the tiles.")
+        if not dataset.images:
+            raise ConfigError("dataset.images=0 and dataset=image_folder contradict each other.", "Use dataset=sample_prompts.")
+        return
+    for name in ("image_count", "annotations", "prompt"):
+        if getattr(dataset, name) is not None:
+            raise ConfigError(f"dataset.{name} has no effect on dataset={dataset.name}.", "Add dataset=image_folder.")
 
 
 def _check_runtime_effect(config: RunConfig) -> None:

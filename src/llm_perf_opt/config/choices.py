@@ -4,20 +4,23 @@ import dataclasses
 import os
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes
-from llm_perf_opt.config.schema import PROJECT_CONF, RunConfig
-from llm_perf_opt.core.errors import ConfigError, close_names
+from llm_perf_opt.config.schema import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, ProjectConfig, RunConfig
+from llm_perf_opt.core.errors import ConfigError, close_names, words_of
+from llm_perf_opt.core.user_files import read_text
 
 CONF_MODULE = "llm_perf_opt.config.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
+METRICS = "metrics"
+"""The folder of the user's metric sets, next to the groups."""
 HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base"), ("runtime", OWN_OPTION)}
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """OWNER/NAME, as on the Hugging Face Hub."""
-_DEFAULTS = {"model": "random", "dataset": "synthetic", "runtime": "pytorch", "hardware": "auto", "profiling": "base"}
+DEFAULTS = {"model": "random", "dataset": "synthetic", "runtime": "pytorch", "hardware": "auto", "profiling": "base"}
 """The files with the default values of each group."""
 MEANT = {("hardware", "cuda"): "single_gpu", ("hardware", "gpu"): "single_gpu"}
 """Other names of options."""
@@ -33,11 +36,20 @@ def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
     """Return every group with the options that a user can select."""
     options = all_options(config_dir)
     options["runtime"] += tuple(runtime.name for runtime in known_runtimes() if runtime.name not in options["runtime"])
+    options["model"] += tuple(name for name in _linked_models() if name not in options["model"])
     return {
         group: tuple(name for name in names if (group, name) not in HIDDEN_OPTIONS)
         for group, names in options.items()
         if group != "hydra"
     }
+
+
+def _linked_models() -> list[str]:
+    """Return the names in models/ that can be selected."""
+    try:
+        return sorted(entry.name for entry in PROJECT_MODELS.iterdir() if FOLDER_NAME.fullmatch(entry.name) and entry.is_dir())
+    except OSError:
+        return []
 
 
 def packaged_options(group: str) -> frozenset[str]:
@@ -64,18 +76,66 @@ def all_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
         )
     found: dict[str, tuple[str, ...]] = {}
     for group in GROUPS:
-        packaged = names = packaged_options(group)
+        names = packaged_options(group)
         for folder in searched_folders(config_dir):
-            own = frozenset(path.stem for path in (folder / group).glob("*.yaml"))
-            # ./conf may belong to another program, so only --config-dir must not use a packaged name.
-            for name in sorted(own & packaged) if folder is config_dir else ():
-                raise ConfigError(
-                    f"{folder / group / name}.yaml has the name of a packaged option.",
-                    "Rename it; the packaged option would be used instead.",
-                )
-            names |= own
+            names |= frozenset(path.stem for path in (folder / group).glob("*.yaml"))
         found[group] = tuple(sorted(names))
     return found
+
+
+def unread_files(folder: Path) -> list[Path]:
+    """Return the YAML files in a folder of options that are neither options nor metric sets, two levels deep."""
+    read = [folder / name for name in (*GROUPS, METRICS)]
+    return sorted(path for pattern in ("*/*.yaml", "*/*/*.yaml") for path in folder.glob(pattern) if path.parent not in read)
+
+
+# --- the user's metric sets ---------------------------------------------------------------------------------------------
+
+_MOST_ENTRIES = 1000
+"""Maximum number of entries of a list in a metric set; no chip has more counters that fit into a report."""
+
+
+def own_set_files(config_dir: Path | None = None) -> dict[str, Path]:
+    """Return the files metrics/NAME.yaml of the folders with user options by name; the first folder wins."""
+    found: dict[str, Path] = {}
+    for folder in searched_folders(config_dir):
+        for path in sorted((folder / METRICS).glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def own_sets(names: Iterable[str] | None = None, config_dir: Path | None = None) -> dict[str, Any]:
+    """Return the content of the user's metric sets with these names; None: of all. `counters/` checks the content."""
+    files = own_set_files(config_dir)
+    wanted = files if names is None else [name for name in (set_name(name, files) for name in names) if name in files]
+    return {name: _own_set(files[name]) for name in wanted}
+
+
+def set_name(name: str, known: Container[str]) -> str:
+    """Return the name of a set as it is defined: `ch9` means ch09."""
+    chapter = re.fullmatch(r"ch(\d)", name)
+    return f"ch0{chapter[1]}" if chapter and name not in known else name
+
+
+def _own_set(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(read_text(path))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError, RecursionError) as error:  # AttributeError: an invalid date
+        raise ConfigError(f"{path} cannot be read: {' '.join(words_of(error).split())}.", "Fix the file.") from error
+    if not isinstance(content, dict) or not all(map(_is_flat, content.values())):
+        raise ConfigError(
+            f"{path} is not a metric set.", "Write keys with a text or a list of texts, such as ncu: [lts__t_bytes.sum]."
+        )
+    return {**content, "file": str(path)}
+
+
+def _is_flat(value: Any) -> bool:
+    if not isinstance(value, list):
+        return not isinstance(value, dict)
+    entries = [list(entry.values()) if isinstance(entry, dict) else [entry] for entry in value]
+    return len(value) <= _MOST_ENTRIES and not any(isinstance(word, (list, dict)) for words in entries for word in words)
 
 
 # --- suggestions --------------------------------------------------------------------------------------------------------
@@ -122,6 +182,8 @@ def all_keys(kind: Any = RunConfig, prefix: str = "") -> dict[str, Any]:
     """Return every key that takes a value, with its type; a free mapping counts as one key."""
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(kind).items():
+        if hint is ProjectConfig:
+            continue  # recorded, not set
         found |= all_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else {f"{prefix}{name}": hint}
     return found
 
@@ -133,9 +195,9 @@ def default_of(key: str) -> str | None:
     import yaml
 
     group, _, rest = key.partition(".")
-    if group not in _DEFAULTS:
+    if group not in DEFAULTS:
         return None
-    value: Any = yaml.safe_load(files(CONF_MODULE).joinpath(group).joinpath(f"{_DEFAULTS[group]}.yaml").read_text("utf-8"))
+    value: Any = yaml.safe_load(files(CONF_MODULE).joinpath(group).joinpath(f"{DEFAULTS[group]}.yaml").read_text("utf-8"))
     for part in rest.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,39 +8,43 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from llm_perf_opt.config.checks import check
+from llm_perf_opt.config.checks import check, unused_settings
 from llm_perf_opt.config.choices import (
-    CONF_MODULE,
+    GROUPS,
     HARDWARE_HINT,
     HIDDEN_OPTIONS,
     HUB_NAME,
     MEANT,
+    METRICS,
     all_options,
     assignments,
     keys_like,
     model_remedy,
-    packaged_options,
+    own_sets,
     searched_folders,
+    unread_files,
 )
+from llm_perf_opt.config.guide_keys import ON_THE_COMMAND_LINE, RUN_DIR, RUNS_CODE, answer_keys, is_answered
+from llm_perf_opt.config.hydra_composition import SEE_HELP, HydraResult, UnknownOptionError, compose_values, first_sentence
 from llm_perf_opt.config.passes import check_sections
 from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes, listed
-from llm_perf_opt.config.schema import PROJECT_CONF, RunConfig
+from llm_perf_opt.config.schema import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, ProjectConfig, RunConfig
 from llm_perf_opt.config.values import build, current, current_key, is_added
-from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest, words_of
+from llm_perf_opt.config.weights import RANDOM_SUFFIX, choose_weights
+from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest
 from llm_perf_opt.core.user_files import check_folder
 
-_LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
-"""Errors, other than its own, that Hydra raises for invalid YAML or an invalid defaults list."""
+if TYPE_CHECKING:
+    from llm_perf_opt.config.project_files import OwnFile
+
 MOST_POINTS = 1000
 """Maximum number of runs in one sweep."""
 _CPUS = "hardware.cpus"
-_SEE_HELP = "See `llm-perf run --help` for the groups and their options."
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -49,42 +53,105 @@ class Composed:
 
     config: RunConfig
     run_dir: Path
+    run_dir_given: bool = False
+    """Whether an override names the folder."""
+    run_dir_in_files: bool = False
+    """Whether the folder follows a pattern in the user's files."""
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
-    """Compose the packaged groups, those `config_dir` adds and those of ./conf with `overrides`; check the result."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-
-    for folder in searched_folders(config_dir):
-        check_folder(folder)
+    """Compose the options of `config_dir`, of ./conf and of the package with `overrides`; check the result."""
+    searched = _checked_folders(config_dir)
     options = all_options(config_dir)
-    written = [_respelled(text) for text in _registered_runtimes(overrides, options["runtime"])]
-    checked = [_checked_override(text, options) for text in written]
-    if searched := searched_folders(config_dir):
-        places = ",".join(_quoted(f"file://{folder.resolve()}") for folder in searched)
-        checked.append(f"hydra.searchpath=[{places}]")
-    _register_resolvers()
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module(CONF_MODULE, version_base="1.3"):
-            composed = hydra_compose("config", overrides=checked, return_hydra_config=True)
-        plain = _plain(composed)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(_first_sentence(error), _SEE_HELP) from error
-    except _LET_THROUGH as error:
-        searched_names = " and ".join(str(folder) for folder in searched)
-        where = f"the files in {searched_names}" if searched else "the values given"
-        raise ConfigError(f"The configuration cannot be composed: {_first_sentence(error)}", f"Look at {where}.") from error
-    finally:
-        GlobalHydra.instance().clear()
-    own_root = any(text.lstrip("+").startswith("dataset.root=") for text in checked)
-    if not own_root and isinstance(root := (plain.get("dataset") or {}).get("root"), str):
-        plain["dataset"]["root"] = _root_of_option(root, str(composed.hydra.runtime.choices.dataset), searched)
+    plain_words = [without_plus(text) for text in overrides]
+    known = _linked_models(_registered_runtimes(plain_words, options["runtime"]), options["model"])
+    checked = [_checked_override(_respelled(text), options) for text in known]
+    given = frozenset(text.lstrip("+~").partition("=")[0] for text in checked)
+    found = _composed(checked, searched, options)
+    plain = found.values
+    if "dataset.root" not in given and isinstance(root := (plain.get("dataset") or {}).get("root"), str):
+        plain["dataset"]["root"] = _root_of_option(root, found.choices.get("dataset", ""), searched)
+    _check_own_keys(found.files)
+    _refuse_code(plain.get("model"), found.files, given)
+    notes = [note for file in found.files for note in file.notes]
+    notes += [*answer_keys(plain, found.files, given, found.run_dir), *_unread(searched, found.files)]
+    notes += unused_settings(plain.get("profiling"), given)
+    plain["project"] = _project(found, given, notes)
     _refuse_hub_name(plain.get("model"))
-    return Composed(config_from_mapping(plain), _run_dir(composed))
+    _define_metric_sets(plain.get("profiling"), config_dir)
+    config = config_from_mapping(plain)
+    named = RUN_DIR in given  # a folder that the user names is used as it is
+    random = RANDOM_SUFFIX if not named and config.model.source == "random" else ""
+    in_files = not named and any(RUN_DIR in file.keys for file in found.files)
+    return Composed(config, found.run_dir.with_name(found.run_dir.name + random), named, in_files)
+
+
+def _checked_folders(config_dir: Path | None) -> list[Path]:
+    """Return the folders with user options, after a check that nothing in them blocks."""
+    if PROJECT_CONF.is_symlink() and not os.path.exists(PROJECT_CONF):  # noqa: PTH110 - False for a circular link, too
+        words = f"./{PROJECT_CONF} is a link to {PROJECT_CONF.readlink()}, which does not exist."
+        raise ConfigError(words, "Restore its target, or remove the link.")
+    searched = searched_folders(config_dir)
+    for folder in searched:
+        check_folder(folder)
+    return searched
+
+
+def _composed(overrides: Sequence[str], searched: Sequence[Path], options: Mapping[str, tuple[str, ...]]) -> HydraResult:
+    """Compose with Hydra; an option that a defaults list names and that does not exist is answered with those there are."""
+    try:
+        return compose_values(overrides, searched)
+    except UnknownOptionError as error:
+        if error.group not in options or error.option in options[error.group]:
+            raise
+        unknown = _unknown_option(error.group, error.option, options[error.group])
+        raise ConfigError(unknown.fact, f"{unknown.remedy} {error.remedy}".strip()) from error
+
+
+def _check_own_keys(own: "Sequence[OwnFile]") -> None:
+    """Raise a ConfigError for a key of a user's file that is neither known nor answered."""
+    for file in own:
+        for key in file.keys:
+            try:
+                if not is_answered(key):
+                    _check_key(current_key(key), "")
+            except ConfigError as error:
+                raise ConfigError(f"{file.path}: {error.fact}", ON_THE_COMMAND_LINE.get(key, error.remedy)) from None
+
+
+def _unread(searched: Sequence[Path], own: "Sequence[OwnFile]") -> list[str]:
+    """Return a note on the files in folders that are not groups, if no other file includes them."""
+    read = {file.path for file in own}
+    found = [path for folder in searched for path in unread_files(folder) if path not in read]
+    if not found:
+        return []
+    names = ", ".join(map(str, found[:_MOST_NAMED])) + (f" and {len(found) - _MOST_NAMED} more" * (len(found) > _MOST_NAMED))
+    places = ", ".join(f"{group}/" for group in (*GROUPS, METRICS))
+    return [f"Not read: {names}. Options are files in {places}; move settings of a runner or of torch.profiler to profiling/."]
+
+
+def _refuse_code(model: Any, own: "Sequence[OwnFile]", given: frozenset[str]) -> None:
+    """Raise a ConfigError if a file, and not the command line, allows code of the model's folder to run."""
+    if not isinstance(model, Mapping) or not model.get("trust_remote_code") or RUNS_CODE in given:
+        return
+    where = next((str(file.path) for file in own if RUNS_CODE in file.keys), "A file of the project")
+    fact = f"{where} sets {RUNS_CODE}=true: a file cannot allow code from the model's folder to run."
+    raise ConfigError(fact, ON_THE_COMMAND_LINE[RUNS_CODE])
+
+
+def _project(found: HydraResult, given: frozenset[str], notes: Sequence[str]) -> dict[str, Any]:
+    """Decide where the weights come from; return what is recorded of the project."""
+    values, option, own = found.values, found.choices.get("model", ""), found.files
+    over = [f"{file.group}={file.path.stem}" for file in own if file.packaged]
+    notes = [f"Files of the project override the packaged options {', '.join(over)}.", *notes] if over else notes
+    used = {file.group if file.is_option(found.choices) else f"{file.group}/{file.path.stem}": str(file.path) for file in own}
+    if not isinstance(values.get("model"), dict):
+        return {"files": used, "notes": notes}
+    named = "model" in given or any(file.group in ("model", "config") for file in own)
+    keys = frozenset(key for file in own for key in file.keys)
+    chosen = choose_weights(values["model"], option, given, keys, named=named)
+    values["model"] = chosen.model
+    return {"files": used, "notes": [*notes, *chosen.notes], "contradictions": [*chosen.contradictions]}
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -107,7 +174,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
             key = override.get_key_element()
             values = [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)]
         except (HydraException, ValueError, RecursionError) as error:
-            raise ConfigError(f"'{text}' is not an override: {_first_sentence(error)}", _SEE_HELP) from error
+            raise ConfigError(f"'{text}' is not an override: {first_sentence(error)}", SEE_HELP) from error
         points *= len(values)
         if points > MOST_POINTS:
             raise ConfigError(f"With '{text}' this sweep has more than {MOST_POINTS} runs.", "Sweep fewer values at a time.")
@@ -175,14 +242,6 @@ def _root_of_option(root: str, option: str, searched: Sequence[Path]) -> str:
     return root
 
 
-def _refuse_shadowed(group: str, option: str) -> None:
-    own = PROJECT_CONF / group / f"{option}.yaml"
-    if option in packaged_options(group) and own.is_file():
-        raise ConfigError(
-            f"{group}={option} is in {own} and in the package.", "Rename the file; the packaged option would be used instead."
-        )
-
-
 def _registered_runtimes(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
     """Replace `runtime=NAME` of a runtime without its own YAML by the default option and its type."""
     registered = [runtime.name for runtime in known_runtimes() if runtime.name not in options]
@@ -193,13 +252,28 @@ def _registered_runtimes(overrides: Sequence[str], options: Sequence[str]) -> li
     return found
 
 
+def _linked_models(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Replace `model=NAME` by its folder if models/NAME exists and there is no such option."""
+    found: list[str] = []
+    for text in overrides:
+        name = text.removeprefix("model=")
+        linked = name not in (text, *options) and FOLDER_NAME.fullmatch(name) and os.path.lexists(PROJECT_MODELS / name)
+        found += ["model=hf", f"model.path={PROJECT_MODELS / name}", f"model.name={name}"] if linked else [text]
+    return found
+
+
+def without_plus(text: str) -> str:
+    """Return the override without `+` or `++` before its key: a known key needs none, a new one gets it when it is checked."""
+    return text.lstrip("+")
+
+
 def _respelled(text: str) -> str:
     """Return the override with the current name of its key, and a list of CPUs quoted: its comma does not start a sweep."""
     key, separator, value = text.partition("=")
-    name = current_key(key.lstrip("+"))
+    name = current_key(key)
     if name == _CPUS and re.fullmatch(r"[\d\s,-]+", value):
         value = _quoted(value)
-    return f"{key[: len(key) - len(key.lstrip('+'))]}{name}{separator}{value}"
+    return f"{name}{separator}{value}"
 
 
 def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
@@ -210,7 +284,7 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
     try:
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError) as error:
-        why = _first_sentence(error) if "=" in text else f"it has no '='.{did_you_mean(assignments(text, options))}"
+        why = first_sentence(error) if "=" in text else f"it has no '='.{did_you_mean(assignments(text, options))}"
         raise ConfigError(
             f"'{text}' is not an override: {why}",
             "Write KEY=VALUE, such as runtime.batch_size=4; quote a value with spaces or special characters: 'key=\"a b\"'.",
@@ -225,14 +299,23 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
         choice = override.value()
         if choice not in options[key]:
             raise _unknown_option(key, str(choice), options[key])
-        _refuse_shadowed(key, str(choice))
         return text
     if key.split(".")[0] == "hydra":
-        if key != "hydra.run.dir":
+        if key != RUN_DIR:
             raise ConfigError(f"{key} is not supported.", "The only Hydra setting is hydra.run.dir.")
         return text
     open_mapping = _check_key(key, text.partition("=")[2]) or is_added(key)  # an option file may not have an added setting
     return f"++{text.lstrip('+')}" if open_mapping and not override.is_delete() else text
+
+
+def _define_metric_sets(profiling: Any, config_dir: Path | None) -> None:
+    """Put the user's own metric sets that the run requests into its configuration, so that config.yaml has them too."""
+    metrics = profiling.get("metrics") if isinstance(profiling, dict) else None
+    if isinstance(metrics, dict) and isinstance(sets := metrics.get("sets"), list):
+        names = [name for name in sets if isinstance(name, str)]
+        defined = metrics.get("defined") or {}
+        if isinstance(defined, dict):  # anything else is an error when the configuration is built
+            metrics["defined"] = {**own_sets(names, config_dir), **defined}
 
 
 def _refuse_hub_name(model: Any) -> None:
@@ -252,6 +335,9 @@ def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigEr
         names = [runtime.name for runtime in runtimes]
         known = ", ".join([listed(runtimes), *(name for name in shown if name not in names)])
         shown += [name for name in names if name not in shown]
+    other = PROJECT_CONF / group / f"{choice}.yml"
+    if os.path.isfile(other):  # noqa: PTH113 - False if the name is too long, too
+        return ConfigError(f"{group}={choice} is not known: {other} is not read.", "Rename it: option files end in .yaml.")
     if group == "model" and "/" in choice:
         return ConfigError(f"model={choice} is not known: select a model by the name of an option.", model_remedy(choice))
     return ConfigError(
@@ -266,7 +352,7 @@ def _check_key(key: str, value: str) -> bool:
     kind: Any = RunConfig
     seen = ""
     for part in key.split("."):
-        hints = typing.get_type_hints(kind)
+        hints = {name: hint for name, hint in typing.get_type_hints(kind).items() if hint is not ProjectConfig}
         if part not in hints:
             where = f"in {seen}" if seen else "at the top level"
             known = list(hints)
@@ -294,56 +380,3 @@ def _check_key(key: str, value: str) -> bool:
 def _quoted(text: str) -> str:
     """Quote for Hydra's grammar: a backslash is literal, except before a quotation mark."""
     return '"' + re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text) + '"'
-
-
-def _run_dir(composed: DictConfig) -> Path:
-    try:
-        text = str(composed.hydra.run.dir)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"hydra.run.dir: {_first_sentence(error)}", "Give a folder that does not exist yet.") from error
-    path = Path(text)
-    if path.name in ("", "..") or "\0" in text:
-        raise ConfigError(f"hydra.run.dir={text!r} cannot be used as a run folder.", "Give a folder that does not exist yet.")
-    return path
-
-
-def _first_sentence(error: BaseException) -> str:
-    """Return the first line of an error of Hydra, OmegaConf or YAML, with the file or the cause if it has one."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}."
-    lines = [line.strip() for line in words_of(error).splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
-    return f"{first}: {_first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first
-
-
-def _register_resolvers() -> None:
-    if not OmegaConf.has_resolver("folder_name"):
-        OmegaConf.register_new_resolver("folder_name", lambda path: Path(str(path)).name or "model")
-        OmegaConf.register_new_resolver("at_most", _at_most)
-    if not OmegaConf.has_resolver("now"):
-        from hydra.core.utils import setup_globals
-
-        setup_globals()
-
-
-def _at_most(usual: int, limit: Any) -> int:
-    """Return the smaller of a default and another setting, which is checked elsewhere."""
-    return min(usual, limit) if isinstance(limit, int) else usual
-
-
-def _plain(composed: DictConfig) -> dict[str, Any]:
-    """Return everything except Hydra's own node, with interpolations resolved."""
-    values: dict[str, Any] = {}
-    for key in typing.cast("list[str]", [key for key in composed if key != "hydra"]):
-        if OmegaConf.is_dict(composed[key]):
-            raw = typing.cast("dict[str, Any]", OmegaConf.to_container(composed[key], resolve=False))
-            for name in (name for name, value in raw.items() if value == "???"):
-                raise ConfigError(f"{key}.{name} has no value.", f"Pass {key}.{name}=…")
-            values[key] = OmegaConf.to_container(composed[key], resolve=True)
-        elif OmegaConf.is_list(composed[key]):
-            values[key] = OmegaConf.to_container(composed[key], resolve=True)
-        else:
-            values[key] = composed[key]
-    return values

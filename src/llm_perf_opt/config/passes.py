@@ -20,6 +20,7 @@ from llm_perf_opt.config.registry import Declared, declared, load
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.user_files import present
 
 if TYPE_CHECKING:
     from llm_perf_opt.config.schema import RunConfig
@@ -81,7 +82,7 @@ class Pass:
 
     def trace_file(self, folder: RunFolder) -> Path:
         """Return the path of its timeline, which may not exist."""
-        return folder.raw(self.name) / self.trace
+        return present(folder.raw(self.name) / self.trace)
 
     def is_wanted(self, config: "RunConfig") -> bool:
         """Return whether this configuration requests the pass."""

@@ -26,8 +26,11 @@ CacheKind = Literal["dynamic", "static"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 Quantization = Literal["none", "int8"]
 WaitPolicy = Literal["auto", "active", "passive"]
-TorchPreset = Literal["minimal", "default", "max"]
+TorchPreset = Literal["minimal", "default", "full", "max"]
 NsysCapture = Literal["nvtx", "cudaProfilerApi"]
+NsysSample = Literal["none", "process-tree", "system-wide"]
+ClockControl = Literal["none", "base"]
+CacheControl = Literal["none", "all"]
 
 
 def canonical_dtype(name: str) -> str:
@@ -65,16 +68,32 @@ class DatasetConfig:
     """Where prompts come from."""
 
     name: str
-    kind: Literal["synthetic", "prompts"]
+    kind: Literal["synthetic", "prompts", "recorded", "image_folder"]
     path: str | None
-    """A .jsonl or .txt file; None: the prompts shipped with the package."""
+    """A file with texts, such as .jsonl, .json.gz or .txt; None: the packaged prompts.
+
+    For recorded, the inputs.yaml of a run; for image_folder, the folder of the images.
+    """
     text_field: str
     """The field of a .jsonl record that holds the text."""
     seed: int
     root: str | None = None
-    """A folder made by `llm-perf dataset add`; its texts are used unless `path` names a file."""
+    """A folder made by `llm-perf dataset add`, or for image_folder one with images in source-data; `path` replaces it."""
     variant: str | None = None
     """A variant of `root`; None: its source-data."""
+    images: int = 1
+    """Images per prompt of a vision-language model; their tokens are added to runtime.prompt_tokens. 0: text only."""
+    image_height: int | None = None
+    """Pixels; None: the size that the model or its processor asks for. Requires image_width."""
+    image_width: int | None = None
+    image_tiles: int = 0
+    """Tiles of each random image in addition to its whole view, for models that cut large images into tiles."""
+    image_count: int | None = None
+    """How many images of the folder are used, drawn with `seed`; None: as many as the batch holds."""
+    annotations: str | None = None
+    """A JSON file that lists the pages of an image_folder; None: the only one in the folder, if there is one."""
+    prompt: str | None = None
+    """The text after the images of an image_folder; None: random ids."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +151,7 @@ class TorchConfig:
 
     enable: bool
     preset: TorchPreset
-    """minimal: operators and kernels · default: adds shapes, modules, memory · max: adds Python stacks."""
+    """minimal: operators and kernels · default: adds shapes, modules, memory · full: adds FLOPs · max: adds Python stacks."""
     decode_steps: int | None
     """Maximum number of decode steps to profile: a few show as much as hundreds. None: all."""
 
@@ -143,6 +162,8 @@ class NvmlConfig:
 
     enable: bool
     interval_s: float
+    prometheus: str | None = None
+    """A file in the Prometheus text format, such as the output of the DCGM exporter, to read next to the samples."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +175,12 @@ class NsysConfig:
     """What starts and stops the capture: the NVTX range of the measured iteration, or cudaProfilerStart and Stop."""
     decode_steps: int | None
     """Maximum number of decode steps to capture; None: all."""
+    trace: tuple[str, ...] | None = None
+    """What to trace, instead of what the metric sets request; `nsys profile --help` lists the values of --trace."""
+    sample: NsysSample = "none"
+    """The processes whose call stacks and context switches nsys samples on the CPU."""
+    args: tuple[str, ...] = ()
+    """More options of `nsys profile`, as a list or one text. Options that llm-perf sets itself are rejected."""
 
 
 @dataclass(frozen=True)
@@ -167,18 +194,38 @@ class NcuConfig:
     """… and as many as cover this share of the stage's kernel time."""
     budget_s: float
     """Maximum seconds for replaying kernels, over all stages; loading the model is excluded."""
+    set: str | None = None
+    """A section set of ncu, in addition to the metric sets; `ncu --list-sets` names them."""
+    sections: tuple[str, ...] = ()
+    """Sections of ncu, in addition to those of the metric sets."""
+    kernel_regex: str | None = None
+    """Count only kernels whose function name contains a match, in Python syntax."""
+    launch_skip: int | None = None
+    """Skip this many matching launches of each stage and count the next ones, instead of those that llm-perf selects."""
+    launch_count: int | None = None
+    """The number of launches to count after `launch_skip`; None: as many as `budget_s` allows."""
+    clock_control: ClockControl = "none"
+    """base: ncu locks the GPU to its base clock while it counts. none: the clocks of a real run."""
+    cache_control: CacheControl = "none"
+    """all: ncu flushes the caches before each replay. none: caches as in a real run."""
+    args: tuple[str, ...] = ()
+    """More options of ncu, as a list or one text. Options that llm-perf sets itself are rejected."""
+    substage: str | None = None
+    """Count the kernels of this sub-stage only, such as `projector`; None: of all of prefill and of a decode step."""
 
 
 @dataclass(frozen=True)
 class MetricsConfig:
     """What the Nsight tools collect: named sets, merged in their order, then additions, then removals."""
 
-    sets: tuple[str, ...]
-    """See `llm-perf metrics list`."""
+    sets: tuple[str, ...] | None
+    """See `llm-perf metrics list`. None: roofline if Nsight Compute counts, otherwise none."""
     add: tuple[str, ...]
     remove: tuple[str, ...]
     sections: tuple[str, ...] = ()
     """Sections of Nsight Compute in addition to those of the sets: `ncu --list-sections` names them."""
+    defined: dict[str, Any] = field(default_factory=dict)
+    """The user's own sets by name, as written in conf/metrics/NAME.yaml."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +265,18 @@ class ProfilingConfig:
 
 
 @dataclass(frozen=True)
+class ProjectConfig:
+    """What the project of the user decided. Recorded, not set: overrides cannot change it."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    """The user's own file of each group, and config.yaml, that was used."""
+    notes: tuple[str, ...] = ()
+    """Settings that were found under another name, or have no effect here."""
+    contradictions: tuple[str, ...] = ()
+    """How the folder of the weights differs from the architecture that the model's name stands for."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One run, fully resolved."""
 
@@ -227,9 +286,12 @@ class RunConfig:
     runtime: RuntimeConfig
     hardware: HardwareConfig
     profiling: ProfilingConfig
+    project: ProjectConfig = field(default_factory=ProjectConfig)
 
 
 PROJECT_CONF = Path("conf")
 """Options of the project in the current directory; `llm-perf dataset add` writes there."""
+PROJECT_MODELS = Path("models")
+"""Links to folders of weights; `llm-perf model link` writes there."""
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A safe folder name: no path, not hidden, nothing that a shell or a page would interpret."""

@@ -1,6 +1,7 @@
 """Turn plain nested values, as in a run's config.yaml, into the typed configuration."""
 
 import dataclasses
+import shlex
 import types
 import typing
 from collections.abc import Mapping
@@ -14,30 +15,70 @@ _FORMER = {"hardware": {"cpu_threads": "threads"}}
 _ADDED: dict[str, dict[str, Any]] = {
     "hardware": {"threads": None, "cpus": None, "wait_policy": "auto"},
     "runtime": {"quantization": "none"},
+    "profiling.nvml": {"prometheus": None},
+    "profiling.nsys": {"trace": None, "sample": "none", "args": []},
+    "profiling.ncu": {
+        "substage": None,
+        "set": None,
+        "sections": [],
+        "kernel_regex": None,
+        "launch_skip": None,
+        "launch_count": None,
+        "clock_control": "none",
+        "cache_control": "none",
+        "args": [],
+    },
+    "profiling.metrics": {"defined": {}},
+    "dataset": {
+        "images": 1,
+        "image_height": None,
+        "image_width": None,
+        "image_tiles": 0,
+        "image_count": None,
+        "annotations": None,
+        "prompt": None,
+    },
 }
 """Settings that configurations of older versions do not have, with their defaults."""
+_WORDS = ("profiling.nsys.args", "profiling.ncu.args")
+"""Lists that may be given as one text, which is split at spaces as a shell would, without running one."""
+_COMMA_LISTS = ("profiling.nsys.trace",)
 
 
 def current_key(key: str) -> str:
     """Return the current name of a setting."""
-    group, _, name = key.partition(".")
-    return f"{group}.{_FORMER.get(group, {}).get(name, name)}" if name else key
+    group, _, name = key.rpartition(".")
+    return f"{group}.{_FORMER.get(group, {}).get(name, name)}" if group else key
 
 
 def is_added(key: str) -> bool:
     """Return whether configurations of older versions do not have this setting."""
-    group, _, name = key.partition(".")
+    group, _, name = key.rpartition(".")
     return name in _ADDED.get(group, {})
 
 
 def current(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of an older configuration with the current names and with settings that it did not have."""
-    found = dict(values)
+    found = _without_unused_set(values)
     for group, added in _ADDED.items():
-        section = values.get(group)
-        if isinstance(section, Mapping):
+        outer, _, inner = group.partition(".")
+        section = found.get(outer)
+        if inner and isinstance(section, Mapping) and isinstance(section.get(inner), Mapping):
+            found[outer] = {**section, inner: {**added, **section[inner]}}
+        elif not inner and isinstance(section, Mapping):
             renamed = {_FORMER.get(group, {}).get(str(name), name): value for name, value in section.items()}
             found[group] = {**added, **renamed}
+    return found
+
+
+def _without_unused_set(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without the default metric set of an older configuration that never counted."""
+    found, profiling = dict(values), values.get("profiling")
+    metrics, ncu = (profiling.get(name) if isinstance(profiling, Mapping) else None for name in ("metrics", "ncu"))
+    if not (isinstance(profiling, Mapping) and isinstance(metrics, Mapping) and isinstance(ncu, Mapping)):
+        return found
+    if "defined" not in metrics and metrics.get("sets") == ["roofline"] and not ncu.get("enable"):
+        found["profiling"] = {**profiling, "metrics": {**metrics, "sets": None}}
     return found
 
 
@@ -59,6 +100,8 @@ def build(kind: Any, value: Any, where: str) -> Any:
         return build(next(argument for argument in arguments if argument is not type(None)), value, where)
     if where == "hardware.cpus":
         value = _cpu_list_text(value)
+    if isinstance(value, str) and where in (*_WORDS, *_COMMA_LISTS):
+        value = _listed(value, where)
     if kind == Dtype and isinstance(value, str):
         value = canonical_dtype(value)
     if origin is typing.Literal:
@@ -77,6 +120,16 @@ def build(kind: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where}={value!r}: expected a list, such as [a,b].")
         return tuple(build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     return value if kind is Any else _scalar(kind, value, where)
+
+
+def _listed(text: str, where: str) -> list[str]:
+    """Return the words of a text, or the parts between its commas."""
+    if where in _COMMA_LISTS:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}={text!r} cannot be split into words: {error}.", "Close the quotation mark.") from None
 
 
 def _scalar(kind: type, value: Any, where: str) -> Any:

@@ -1,0 +1,147 @@
+"""The call of Hydra: compose options and overrides to plain values. Its errors become ConfigErrors that name the files."""
+
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from llm_perf_opt.config.choices import CONF_MODULE, GROUPS
+from llm_perf_opt.core.errors import ConfigError, words_of
+
+if TYPE_CHECKING:
+    from llm_perf_opt.config.project_files import OwnFile, OwnSource
+
+SEE_HELP = "See `llm-perf run --help` for the groups and their options."
+_LET_THROUGH = (OSError, ValueError, AssertionError, AttributeError, LookupError, TypeError)
+"""Errors, other than its own, that Hydra raises for invalid YAML or an invalid defaults list."""
+
+
+class UnknownOptionError(ConfigError):
+    """A defaults list names an option that does not exist."""
+
+    def __init__(self, name: str, remedy: str) -> None:
+        super().__init__(f"There is no option '{name}'.", remedy)
+        self.group, _, self.option = name.rpartition("/")
+
+
+@dataclass(frozen=True)
+class HydraResult:
+    """What Hydra composed."""
+
+    values: dict[str, Any]
+    """Everything except Hydra's own settings, resolved."""
+    run_dir: Path
+    choices: dict[str, str]
+    """The selected option of each group."""
+    files: "tuple[OwnFile, ...]"
+    """The user's files that are part of it."""
+
+
+def compose_values(overrides: Sequence[str], searched: Sequence[Path]) -> HydraResult:
+    """Compose the options of the folders `searched`, in this order, and of the package with the overrides."""
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException, MissingConfigException
+
+    _register_resolvers()
+    GlobalHydra.instance().clear()
+    sources: list[OwnSource] = []
+    try:
+        with initialize_config_module(CONF_MODULE, version_base="1.3"):
+            sources += _add_sources(searched)
+            composed = compose("config", overrides=[*overrides], return_hydra_config=True)
+            HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}
+            choices = {str(group): str(option) for group, option in composed.hydra.runtime.choices.items()}
+            loaded = [file for source in sources for file in source.loaded]
+            files = tuple(sorted(loaded, key=lambda file: GROUPS.index(file.group) if file.group in GROUPS else -1))
+            return HydraResult(_plain(composed), _run_dir(composed), choices, files)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+            raise UnknownOptionError(error.missing_cfg_file, _look_at(sources)) from error
+        raise ConfigError(first_sentence(error), _look_at(sources) or SEE_HELP) from error
+    except RecursionError as error:
+        raise ConfigError("Option files include each other, or a value refers to itself.", _look_at(sources)) from error
+    except _LET_THROUGH as error:
+        fact = f"The configuration cannot be composed: {first_sentence(error)}"
+        raise ConfigError(fact, _look_at(sources) or "Look at the values given.") from error
+    finally:
+        GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = None
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the first line of an error of Hydra, OmegaConf or YAML, with the file or the cause if it has one."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}."
+    lines = [line.strip() for line in words_of(error).splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    if first.endswith(":") and len(lines) > 1:
+        first = f"{first} {lines[1]}"
+    return f"{first}: {first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first
+
+
+def _add_sources(searched: Sequence[Path]) -> "list[OwnSource]":
+    """Make Hydra search these folders before the package."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    from llm_perf_opt.config.project_files import OwnSource
+
+    sources = [OwnSource(folder) for folder in searched]
+    loader: Any = GlobalHydra.instance().config_loader()
+    loader.repository.sources[1:1] = sources  # after Hydra's own options
+    return sources
+
+
+def _look_at(sources: "Sequence[OwnSource]") -> str:
+    names = [str(file.path) for source in sources for file in source.loaded] or [str(source.folder) for source in sources]
+    return f"Look at {', '.join(names)}." if names else ""
+
+
+def _run_dir(composed: DictConfig) -> Path:
+    try:
+        text = str(composed.hydra.run.dir)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"hydra.run.dir: {first_sentence(error)}", "Give a folder that does not exist yet.") from error
+    path = Path(text)
+    if path.name in ("", "..") or "\0" in text:
+        raise ConfigError(f"hydra.run.dir={text!r} cannot be used as a run folder.", "Give a folder that does not exist yet.")
+    return path
+
+
+def _register_resolvers() -> None:
+    if not OmegaConf.has_resolver("folder_name"):
+        OmegaConf.register_new_resolver("folder_name", lambda path: Path(str(path)).name or "model")
+        OmegaConf.register_new_resolver("at_most", _at_most)
+    if not OmegaConf.has_resolver("now"):
+        from hydra.core.utils import setup_globals
+
+        setup_globals()
+
+
+def _at_most(usual: int, limit: Any) -> int:
+    """Return the smaller of a default and another setting, which is checked elsewhere."""
+    return min(usual, limit) if isinstance(limit, int) else usual
+
+
+def _plain(composed: DictConfig) -> dict[str, Any]:
+    """Return everything except Hydra's own node, with interpolations resolved."""
+    values: dict[str, Any] = {}
+    for key in typing.cast("list[str]", [key for key in composed if key != "hydra"]):
+        if OmegaConf.is_dict(composed[key]):
+            raw = typing.cast("dict[str, Any]", OmegaConf.to_container(composed[key], resolve=False))
+            for name in (name for name, value in raw.items() if value == "???"):
+                raise ConfigError(f"{key}.{name} has no value.", f"Pass {key}.{name}=…")
+            values[key] = OmegaConf.to_container(composed[key], resolve=True)
+        elif OmegaConf.is_list(composed[key]):
+            values[key] = OmegaConf.to_container(composed[key], resolve=True)
+        else:
+            values[key] = composed[key]
+    return values
