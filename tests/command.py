@@ -49,6 +49,20 @@ def llm_perf_process(
     return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
+def profile_runner(*words: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Run `python -m llm_perf_opt.runners.llm_profile_runner` on its own, in this process."""
+    import torch
+
+    from llm_perf_opt.runners import llm_profile_runner
+
+    out, err, threads = _stream(), _stream(), torch.get_num_threads()
+    argv = [MEASURED[1], *map(str, words)]
+    with _place(cwd, {}), _arguments(argv), redirect_stdout(out), redirect_stderr(err):
+        code = _exit_code(llm_profile_runner.main)
+    torch.set_num_threads(threads)
+    return subprocess.CompletedProcess(argv, code, _text(out), _text(err))
+
+
 def clean_end(done: "subprocess.CompletedProcess[str]", codes: Sequence[int] = (0, 2, 3, 4, 5, 6)) -> bool:
     """Whether it ended well or with an error of its own, and not with one of Python's."""
     return done.returncode in codes and BUG not in done.stderr and "Traceback" not in done.stderr

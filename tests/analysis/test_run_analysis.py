@@ -22,15 +22,17 @@ def said(config: dict[str, Any] = STORED, dtype: str = "fp32", **facts: Any) -> 
     return found
 
 
-def test_stored_weights_that_are_not_cast_add_no_note() -> None:
-    assert said(weights=WeightFacts("stored", {"fp32": 100}), texts=TextUse(2, 0, 10, 16, 0)) == {}
+def test_real_weights_are_called_that_with_their_folder() -> None:
+    found = said(weights=WeightFacts("stored", {"fp32": 100}, folder="/data/w"), texts=TextUse(2, 0, 10, 16, 0))
+    assert set(found) == {InputKind.REAL_WEIGHTS}
+    assert "/data/w" in found[InputKind.REAL_WEIGHTS]
     assert measured_inputs(Missing("it failed"), RANDOM) == ()
 
 
 def test_random_weights_are_called_that_also_in_runs_that_did_not_record_it() -> None:
     assert set(said(weights=WeightFacts("random"))) == {InputKind.RANDOM_WEIGHTS}
     assert set(said(RANDOM)) == {InputKind.RANDOM_WEIGHTS}
-    assert said() == {}
+    assert set(said()) == {InputKind.REAL_WEIGHTS}
     assert said({"model": "nonsense"}) == {}
 
 
@@ -48,7 +50,7 @@ def test_random_weights_are_called_that_also_in_runs_that_did_not_record_it() ->
 )
 def test_cast_weights_get_a_note(stored: dict[str, int], dtype: str, words: list[str]) -> None:
     found = said(dtype=dtype, weights=WeightFacts("stored", stored))
-    assert set(found) == ({InputKind.CAST_WEIGHTS} if words else set())
+    assert set(found) == {InputKind.REAL_WEIGHTS, *([InputKind.CAST_WEIGHTS] if words else [])}
     assert all(word in found[InputKind.CAST_WEIGHTS] for word in words)
 
 
@@ -60,6 +62,14 @@ def test_texts_that_were_cut_or_left_out_are_counted() -> None:
     assert "996" in found[InputKind.UNUSED_RECORDS]
     assert "the first 4" in found[InputKind.UNUSED_RECORDS]
     assert "unknown number" in said(texts=TextUse(4, 0, 10, 128, None))[InputKind.UNUSED_RECORDS]
+
+
+def test_files_and_settings_of_a_project_are_named() -> None:
+    project = {"files": {"model": "conf/model/a.yaml"}, "notes": ["x is y here."], "contradictions": []}
+    found = said({**RANDOM, "project": project})
+    assert "model from conf/model/a.yaml" in found[InputKind.OWN_FILES]
+    assert found[InputKind.OWN_SETTINGS] == "x is y here."
+    assert set(said({**RANDOM, "project": {"files": 3, "notes": "x"}})) == {InputKind.RANDOM_WEIGHTS}
 
 
 def test_quantized_weights_and_what_they_changed() -> None:

@@ -18,7 +18,7 @@ from llm_perf_opt.analysis.telemetry import (
     summarize_telemetry,
     throttle_names,
 )
-from llm_perf_opt.core.machine_records import GpuSample, Telemetry
+from llm_perf_opt.core.machine_records import ExporterReading, GpuSample, Telemetry
 from llm_perf_opt.core.records import CleanTimings, Iteration, Missing, RuntimeFacts
 from llm_perf_opt.core.warnings import WarningId
 
@@ -355,3 +355,46 @@ def test_readings_that_do_not_stand_for_the_repeats_say_why() -> None:
     assert "on the CPU" in why(device_busy_share(utilization([90] * 30), on_cpu))
     spread = replace(repeats(10, 200 * MS), runtime=RuntimeFacts("vllm", "1", "", devices=2))
     assert "one of 2 devices" in why(device_busy_share(utilization([90] * 30), spread))
+
+
+# --- an exporter --------------------------------------------------------------------------------------------------------
+
+
+def exported(at_ns: int, energy: float, why: str = "") -> ExporterReading:
+    return ExporterReading(at_ns, 0, {'E{gpu="0"}': energy, "T": energy / 2}, {"E": "counter", "T": "gauge"}, why)
+
+
+def test_a_file_is_valid_until_it_changes() -> None:
+    readings = (exported(0, 2), exported(SECOND, 10), exported(3 * SECOND, 14), exported(9 * SECOND, 99))
+    found = summarize_telemetry(replace(telemetry(), exporter=readings), one_repeat(2 * SECOND, 4 * SECOND))
+    counter, gauge = found.exporter
+    assert (counter.name, counter.kind, counter.n) == ('E{gpu="0"}', "counter", 2)
+    assert isinstance(counter.increase, Missing), "the version before the repeats does not count"
+    assert (gauge.low, gauge.median, gauge.high) == (5.0, 6.0, 7.0)
+    assert isinstance(gauge.increase, Missing)
+    assert "changed once" in found.exporter_note
+
+
+def test_the_increase_of_a_counter_is_that_of_the_repeats() -> None:
+    readings = (exported(SECOND, 10), exported(3 * SECOND, 14), exported(4 * SECOND, 15), exported(5 * SECOND, 21))
+    found = summarize_telemetry(replace(telemetry(), exporter=readings), one_repeat(2 * SECOND, 6 * SECOND))
+    counter, gauge = found.exporter
+    assert (counter.n, counter.increase, counter.increase_s) == (4, 7.0, 2.0)
+    assert isinstance(gauge.increase_s, Missing)
+    assert "changed 3 times" in found.exporter_note
+
+
+def test_a_counter_that_restarted_has_no_increase() -> None:
+    readings = (exported(2 * SECOND, 14), exported(3 * SECOND, 1), exported(4 * SECOND, 20))
+    counter = summarize_telemetry(replace(telemetry(), exporter=readings), one_repeat(2 * SECOND, 4 * SECOND)).exporter[0]
+    for value in (counter.increase, counter.increase_s):
+        assert isinstance(value, Missing)
+        assert "restarted" in value.why
+
+
+def test_a_file_that_did_not_change_is_told() -> None:
+    found = summarize_telemetry(replace(telemetry(), exporter=(exported(0, 2, "odd"),)), one_repeat(SECOND, 2 * SECOND))
+    assert "did not change" in found.exporter_note
+    assert "odd" in found.exporter_note
+    assert found.exporter[0].n == 1
+    assert summarize_telemetry(telemetry(), one_repeat(SECOND, 2 * SECOND)).exporter_note == ""

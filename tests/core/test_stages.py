@@ -58,3 +58,8 @@ def test_nsys_takes_a_literal_name_then_the_domain(stage: Stage, spelling: str) 
 def test_ncu_takes_the_domain_then_the_path_and_a_slash(stage: Stage, spelling: str) -> None:
     assert ncu_range(stage) == spelling
     assert "*" not in ncu_range(stage), "a wildcard matches nothing and still exits with 0"
+
+
+def test_a_sub_stage_is_gated_wherever_it_lies_in_prefill_and_inside_a_decode_step() -> None:
+    assert ncu_range(Stage.PREFILL, "sam") == "LLM@sam/"
+    assert ncu_range(Stage.DECODE_STEP, "first") == "LLM@decode_step/first/"

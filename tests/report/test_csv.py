@@ -32,6 +32,7 @@ def test_an_operator_is_a_row_and_a_missing_value_an_empty_cell() -> None:
         "device_self_ns": "",
         "cpu_memory_bytes": "-1024",
         "device_memory_bytes": "",
+        "flops": "",
     }
 
 

@@ -21,7 +21,7 @@ from markdown_reader import read
 from pages import full_analysis, trace_analysis
 from rendered import report, run_page, stakeholder_summary
 
-COMMAND = ("llm-perf", "run", "model=tiny", "runtime.cache=dynamic", "hydra.run.dir=/tmp/x")
+COMMAND = ("llm-perf", "run", "model=tiny", "+runtime.cache=dynamic", "++hydra.run.dir=/tmp/x")
 LINES = 22
 """Of 24: the path of the report and the suggestion follow."""
 
@@ -108,6 +108,13 @@ def test_warnings_are_pointed_at_and_serious_ones_are_shown() -> None:
     assert [item.text for item in banner.items] == ["MFU is 130 %. See 1 warning below."]
     assert overview_blocks(analysis_of(warnings=given[1:]))[0] == Paragraph("See 1 warning below.", "pointer")
     assert not [block for block in overview_blocks(analysis_of(warnings=())) if isinstance(block, Banner)]
+
+
+def test_why_a_run_is_partial_is_in_the_notice_and_not_below_it_again() -> None:
+    made = analysis_of(warnings=(RunWarning(WarningId.RUN_INCOMPLETE, "The run is partial: the disk was full."),))
+    partial = replace(made, manifest=replace(made.manifest, status="partial", why="the disk was full."))
+    assert not [block for block in overview_blocks(partial) if isinstance(block, Banner)]
+    assert report(partial).split("## Summary")[0].count("the disk was full.") == 1
 
 
 # --- figures and bars ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from llm_perf_opt.config.runtimes import EngineArguments, traits_of
 from llm_perf_opt.config.schema import RuntimeConfig
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.processes import ask
+from llm_perf_opt.runners.engines import plain_config
 
 # The layout of TensorRT-LLM's llmapi as its public source has it: pydantic classes, of which the backend chooses one, and
 # keywords that LLM takes out before.
@@ -109,3 +110,10 @@ def test_the_names_of_the_real_vllm_are_those_of_its_class(vllm_python: Path) ->
     said = ask([str(vllm_python), "-c", code], timeout_s=900)
     assert said is not None
     assert said.splitlines()[-1] == "False True True"
+
+
+def test_an_inner_configuration_keeps_what_json_can_hold() -> None:
+    inner = {"hidden_size": 8, "id2label": {0: "a"}, "layers": (1, 2), "dtype": object(), "rope": {"theta": 1.0}}
+    found = plain_config({"model_type": "llava", "text_config": inner, "id2label": {0: "a"}, "empty": {}})
+    plain = {"hidden_size": 8, "layers": [1, 2], "rope": {"theta": 1.0}}
+    assert found == {"model_type": "llava", "text_config": plain, "empty": {}}

@@ -19,7 +19,7 @@ from llm_perf_opt.runners import models
 PUBLISHED = {
     "qwen2_5_0_5b": "0.494", "qwen2_5_1_5b": "1.54", "qwen2_5_7b": "7.62", "qwen3_0_6b": "0.596", "llama3_8b": "8.03",
     "llama3_70b": "70.6", "mixtral_8x7b": "46.7", "qwen3_30b_a3b": "30.5", "gemma3_4b": "3.88", "deepseek_v2_lite": "15.7",
-    "gpt2": "0.124",
+    "gpt2": "0.124", "deepseek_ocr2": "3.39",
 }  # fmt: skip
 
 
@@ -37,7 +37,8 @@ def saved_model(folder: Path, overrides: Sequence[str] = ()) -> Path:
 
 
 def test_presets_with_a_published_size_are_all_the_named_ones() -> None:
-    assert set(PUBLISHED) == set(group_options()["model"]) - {"tiny", "tiny_vlm", "hf"}
+    named = {name for name in group_options()["model"] if not name.startswith("tiny")}
+    assert set(PUBLISHED) == named - {"hf"}
 
 
 @pytest.mark.slow
@@ -56,6 +57,14 @@ def test_cache_of_a_grouped_query_model_is_counted_exactly() -> None:
     layers, key_value_heads, head_dim, bytes_each = 32, 8, 128, 2
     batch, tokens = 2, 128
     assert need.cache_bytes == batch * tokens * layers * key_value_heads * 2 * head_dim * bytes_each
+
+
+def test_a_model_with_experts_is_counted_in_every_dtype() -> None:
+    run = config("model=tiny_deepseek_ocr2")
+    architecture = models.load_config(run.model)
+    half, whole = (models.memory_need(architecture, run.model, dtype, 2, 128) for dtype in (torch.bfloat16, torch.float32))
+    assert whole.weight_bytes == pytest.approx(2 * half.weight_bytes, rel=0.01)
+    assert whole.cache_bytes == 2 * half.cache_bytes
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,17 @@ def test_a_row_says_what_ran_and_how_fast(tmp_path: Path) -> None:
     assert (row.ttft_ns, row.tpot_ns) == (100e6, 20e6)
 
 
+def test_a_row_says_whether_the_weights_are_random(tmp_path: Path) -> None:
+    for number, source in enumerate(("random", "pretrained", None)):
+        folder = made(tmp_path / str(number), day(number + 1))
+        text = folder.config_file.read_text()
+        folder.config_file.write_text(text.replace("  arch", f"  source: {source}\n  arch") if source else text)
+    assert [row.weights for row in list_runs(tmp_path).rows] == ["", "real", "random"]
+    said = CliRunner().invoke(app, ["runs", str(tmp_path)], catch_exceptions=False).stdout
+    assert "real" in said
+    assert "random" in said
+
+
 def test_a_run_without_times_says_so(tmp_path: Path) -> None:
     made(tmp_path / "1", day(1), status="failed")
     (row,) = list_runs(tmp_path).rows

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builders import clean_timings, manifest, model_facts
-from llm_perf_opt.config.composition import Composed, expand_sweep
+from llm_perf_opt.config.composition import Composed, config_to_yaml, expand_sweep
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Manifest, RunStatus
 from llm_perf_opt.core.run_folder import RunFolder, write_record
@@ -38,6 +38,18 @@ def test_what_is_no_sweep_is_refused(text: str) -> None:
 def test_a_wrong_point_is_told_before_the_first_one_runs() -> None:
     with pytest.raises(ConfigError, match="batch_size"):
         plan_sweep(["runtime.batch_size=1,0"], None)
+
+
+def test_the_folder_of_a_sweep_is_that_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "hydra").mkdir(parents=True)
+    (tmp_path / "conf" / "hydra" / "default.yaml").write_text("run: {dir: 'out/${experiment}/here'}\n")
+    planned = plan_sweep(["+runtime.batch_size=1,2", "experiment=e"], None)
+    assert planned.folder == Path("runs/e/sweeps/here")
+    assert [point.swept for point in planned.points] == [("runtime.batch_size=1",), ("runtime.batch_size=2",)]
+    assert "runs/e/sweeps/here" in planned.notes[0]
+    given = plan_sweep(["runtime.batch_size=1,2", "++hydra.run.dir=there"], None)
+    assert (given.folder, given.notes) == (Path("there"), ())
 
 
 def finished(composed: Composed, status: RunStatus = "complete") -> RunFolder:
@@ -178,6 +190,22 @@ def test_a_sweep_goes_on_where_it_was_begun_or_not_at_all(
         run_sweep(folder, lambda composed, _: (ran.append(composed), measured(composed, _))[1])  # type: ignore[func-returns-value]
     assert words in caught.value.fact
     assert ran == []
+
+
+def test_a_sweep_does_not_go_on_with_other_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = begun(tmp_path)
+
+    def run_one(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None]:
+        last = composed.config.runtime.batch_size == 4
+        run = finished(composed, "failed" if last else "complete")
+        run.config_file.write_text(config_to_yaml(composed.config))
+        return run, Interrupted("Interrupted.", "") if last else None
+
+    assert isinstance(run_sweep(folder, run_one), Interrupted)
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="Point 0 of the sweep had random weights"):
+        run_sweep(folder, run_one)
 
 
 def test_an_interruption_ends_the_sweep_and_says_how_to_go_on(tmp_path: Path) -> None:

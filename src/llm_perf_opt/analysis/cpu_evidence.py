@@ -12,7 +12,13 @@ from llm_perf_opt.core.host_records import ProfilerCost
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.traces.events import Trace
 
-_ROW_OF_COMPONENT = {"attention_core": HostRow.ATTENTION, "norms": HostRow.NORM, "embedding": HostRow.MEMORY}
+_ROW_OF_COMPONENT = {
+    "attention_core": HostRow.ATTENTION,
+    "norms": HostRow.NORM,
+    "embedding": HostRow.MEMORY,
+    "vision_attention_core": HostRow.ATTENTION,
+    "vision_norms": HostRow.NORM,
+}
 """Component of the cost model → the row whose operators do its work; the others are matrix products."""
 
 

@@ -1,7 +1,7 @@
 """The analysis of a run as one record, from which reports are made; and notes on its prompts and weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -34,11 +34,16 @@ class InputKind(str, Enum):
 
     PROMPTS = "prompts"
     RANDOM_WEIGHTS = "random_weights"
+    REAL_WEIGHTS = "real_weights"
     CAST_WEIGHTS = "cast_weights"
     QUANTIZED_WEIGHTS = "quantized_weights"
     QUANTIZED_TOKENS = "quantized_tokens"
+    EMPTY_RECORDS = "empty_records"
+    LEFT_OUT_RECORDS = "left_out_records"
     CUT_PROMPTS = "cut_prompts"
     UNUSED_RECORDS = "unused_records"
+    OWN_FILES = "own_files"
+    OWN_SETTINGS = "own_settings"
 
 
 @dataclass(frozen=True)
@@ -53,21 +58,38 @@ _CASTABLE = ("fp32", "bf16", "fp16", "f64")
 """Formats that a loader can cast; packed weights are not cast."""
 
 
+def with_weights(timings: CleanTimings, config: Mapping[str, Any]) -> CleanTimings:
+    """Return the timings of an older run with the source of the weights, which only its configuration has."""
+    model = config.get("model")
+    source = model.get("source") if timings.model.weights is None and isinstance(model, Mapping) else None
+    if source not in ("random", "pretrained"):
+        return timings
+    return replace(timings, model=replace(timings.model, weights=WeightFacts("random" if source == "random" else "stored")))
+
+
 def measured_inputs(timings: Maybe[CleanTimings], config: Mapping[str, Any]) -> tuple[InputNote, ...]:
-    """Return notes on the prompts and weights, as recorded or, for older runs, as configured."""
+    """Return notes on the prompts, the weights and the user's own files, as recorded or, for older runs, as configured."""
     if isinstance(timings, Missing):
         return ()
     found = [InputNote(InputKind.PROMPTS, f"Prompts: {timings.workload.source}.")]
     texts = timings.workload.texts
     found += [] if texts is None else _text_notes(texts)
-    weights = timings.model.weights
-    model = config.get("model")
-    if weights is None and isinstance(model, Mapping) and model.get("source") == "random":
-        weights = WeightFacts("random")
+    weights = with_weights(timings, config).model.weights
     found += [] if weights is None else _weight_notes(weights, timings.model.dtype)
     found += [] if weights is None or weights.quantized is None else [_quantized_note(weights.quantized)]
     found += [] if timings.agreement is None else [_agreement_note(timings.agreement)]
-    return tuple(found)
+    return (*found, *_project_notes(config))
+
+
+def _project_notes(config: Mapping[str, Any]) -> list[InputNote]:
+    """Return which files of the user were used, and what became of their settings."""
+    project = config.get("project")
+    files, notes = (project.get(name) if isinstance(project, Mapping) else None for name in ("files", "notes"))
+    found = []
+    if isinstance(files, Mapping) and files:
+        words = ", ".join(f"{group} from {path}" for group, path in files.items())
+        found.append(InputNote(InputKind.OWN_FILES, f"Settings of the project: {words}."))
+    return found + [InputNote(InputKind.OWN_SETTINGS, str(note)) for note in notes or () if isinstance(notes, (list, tuple))]
 
 
 def _text_notes(texts: TextUse) -> list[InputNote]:
@@ -79,6 +101,11 @@ def _text_notes(texts: TextUse) -> list[InputNote]:
         many = "An unknown number of" if texts.unused is None else f"{texts.unused:,}"
         words = f"{many} further records of the dataset were not used: the batch contains the first {texts.used}."
         found.append(InputNote(InputKind.UNUSED_RECORDS, words))
+    if texts.empty:
+        found.append(InputNote(InputKind.EMPTY_RECORDS, f"{texts.empty:,} records without text were passed over."))
+    if texts.left_out:
+        words = f"{texts.left_out:,} records of the source were left out of the variant: unreadable, empty or duplicate."
+        found.append(InputNote(InputKind.LEFT_OUT_RECORDS, words))
     return found
 
 
@@ -86,12 +113,14 @@ def _weight_notes(weights: WeightFacts, dtype: str) -> list[InputNote]:
     if weights.source == "random":
         words = "The weights are random: the times are valid for the architecture, but the generated text is meaningless."
         return [InputNote(InputKind.RANDOM_WEIGHTS, words)]
+    where = f" They were read from {weights.folder}." if weights.folder else ""
+    found = [InputNote(InputKind.REAL_WEIGHTS, f"The weights are real.{where}")]
     cast = {name: size for name, size in weights.stored_bytes.items() if name in _CASTABLE and name != dtype}
     if not cast or dtype not in _CASTABLE:
-        return []
+        return found
     whole = sum(weights.stored_bytes.values())
     share = "The weights are" if sum(cast.values()) == whole else f"{percentage(sum(cast.values()) / whole)} of the weights are"
-    return [InputNote(InputKind.CAST_WEIGHTS, f"{share} stored in {' and '.join(cast)} and were cast to {dtype}.")]
+    return [*found, InputNote(InputKind.CAST_WEIGHTS, f"{share} stored in {' and '.join(cast)} and were cast to {dtype}.")]
 
 
 def _quantized_note(weights: QuantizedWeights) -> InputNote:

@@ -35,11 +35,14 @@ class PointFacts:
     new_tokens: int
     software: dict[str, str]
     """Versions in the measured process, and the driver's."""
+    weights: str = ""
+    """Random or real; empty if unknown."""
 
     @property
     def workload(self) -> str:
         """The model and the request. Points with different workloads are not compared."""
-        return f"{self.model} ({self.parameters:,} parameters), {self.prompt_tokens} prompt tokens, {self.new_tokens} new tokens"
+        size = f"{self.parameters:,} parameters{_weights(self)}"
+        return f"{self.model} ({size}), {self.prompt_tokens} prompt tokens, {self.new_tokens} new tokens"
 
 
 def _facts(analysis: RunAnalysis) -> Maybe[PointFacts]:
@@ -59,6 +62,7 @@ def _facts(analysis: RunAnalysis) -> Maybe[PointFacts]:
         prompt_tokens=f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}",
         new_tokens=work.new_tokens,
         software=_software(analysis, timings),
+        weights="" if model.weights is None else model.weights.words,
     )
 
 
@@ -120,11 +124,16 @@ def mixed_software(points: Sequence[PointFacts]) -> list[str]:
     return found
 
 
+def _weights(point: PointFacts) -> str:
+    return f", {point.weights}" if point.weights else ""
+
+
 def mixed_models(points: Sequence[PointFacts], swept: Sequence[str]) -> list[str]:
     """Return the models if there are several but none was swept: their results are not comparable."""
     if any(key.split(".")[0] == "model" or key.endswith("dtype") for key in swept):
         return []
-    found = list(dict.fromkeys(f"{point.model} ({point.parameters:,} parameters, {point.dtype})" for point in points))
+    words = [f"{point.model} ({point.parameters:,} parameters, {point.dtype}{_weights(point)})" for point in points]
+    found = list(dict.fromkeys(words))
     return found if len(found) > 1 else []
 
 

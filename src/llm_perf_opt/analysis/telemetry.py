@@ -8,12 +8,12 @@ from typing import TypeVar
 from llm_perf_opt.analysis.limits.hardware import devices_of
 from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.analysis.stats import percentile
-from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry
+from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, GpuSample, Telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
-S = TypeVar("S", GpuSample, CpuSample)
+S = TypeVar("S", GpuSample, CpuSample, ExporterReading)
 
 NEIGHBOR_PROCESSORS = 0.25
 """Other processes that use more processors than this cause a warning."""
@@ -58,6 +58,25 @@ class Reading:
     high: Maybe[float]
 
 
+@dataclass(frozen=True)
+class ExporterSeries:
+    """One series of an exporter over the measured window."""
+
+    name: str
+    """`NAME{labels}`, as the exporter writes it."""
+    kind: str
+    """counter, gauge, …; empty if the exporter does not say."""
+    n: int
+    """Versions of the file with this series."""
+    low: float
+    median: float
+    high: float
+    increase: Maybe[float]
+    """Of a counter, between the first and the last version during the repeats."""
+    increase_s: Maybe[float]
+    """Seconds between these versions."""
+
+
 NOT_SAMPLED = Missing("processor use was not sampled")
 
 
@@ -72,6 +91,10 @@ class TelemetrySummary:
     warnings: tuple[RunWarning, ...]
     others: Maybe[float] = NOT_SAMPLED
     """Mean number of processors that other processes used during the repeats."""
+    exporter: tuple[ExporterSeries, ...] = ()
+    """What the file of `profiling.nvml.prometheus` contained."""
+    exporter_note: str = ""
+    """How often the file changed, and what of it could not be read."""
 
 
 def summarize_telemetry(telemetry: Telemetry, timings: CleanTimings) -> TelemetrySummary:
@@ -90,6 +113,8 @@ def summarize_telemetry(telemetry: Telemetry, timings: CleanTimings) -> Telemetr
             *_one_of_several(telemetry, timings),
         ),
         others=_others(cpu),
+        exporter=_exporter_series(_in_effect(telemetry.exporter, window), window),
+        exporter_note=_exporter_note(telemetry.exporter, window),
     )
 
 
@@ -149,6 +174,49 @@ def _cpu_readings(samples: Sequence[CpuSample]) -> list[Reading]:
         _reading("resident memory, measured process", "GiB", samples, lambda s: s.rss_bytes * 2**-30),
         _reading("processor frequency", "MHz", samples, lambda s: s.frequency_mhz),
     ]
+
+
+def _in_effect(readings: Sequence[ExporterReading], window: Window) -> list[ExporterReading]:
+    """Return the versions of the file in the window, and the last one before it: it is valid until the file changes."""
+    before = [reading for reading in readings if reading.at_ns < window[0]][-1:]
+    return [*before, *_inside(readings, window)]
+
+
+def _exporter_series(readings: Sequence[ExporterReading], window: Window) -> tuple[ExporterSeries, ...]:
+    found = []
+    for name in sorted({name for reading in readings for name in reading.series}):
+        values = [reading.series[name] for reading in readings if name in reading.series]
+        kind = next((kind for reading in readings if (kind := reading.kinds.get(name.partition("{")[0]))), "")
+        increase = _increase(name, _inside(readings, window)) if kind == "counter" else (_NO_COUNTER, _NO_COUNTER)
+        found.append(ExporterSeries(name, kind, len(values), min(values), percentile(values, 0.5), max(values), *increase))
+    return tuple(found)
+
+
+_NO_COUNTER = Missing("not a counter")
+_READ_ONCE = Missing("it was not read twice during the repeats")
+_RESTARTED = Missing("the counter restarted during the repeats")
+
+
+def _increase(name: str, readings: Sequence[ExporterReading]) -> tuple[Maybe[float], Maybe[float]]:
+    """Return by how much a counter grew between the first and the last reading, and the seconds between them."""
+    values = [(reading.at_ns, reading.series[name]) for reading in readings if name in reading.series]
+    if len(values) < 2:
+        return _READ_ONCE, _READ_ONCE
+    if any(after < before for (_, before), (_, after) in itertools.pairwise(values)):
+        return _RESTARTED, _RESTARTED
+    (begin, first), (end, last) = values[0], values[-1]
+    return last - first, (end - begin) / 1e9
+
+
+def _exporter_note(readings: Sequence[ExporterReading], window: Window) -> str:
+    if not readings:
+        return ""
+    inside = _inside(readings, window)
+    words = f"The exporter's file changed {'once' if len(inside) == 1 else f'{len(inside)} times'} during the repeats"
+    if not inside:
+        words = "The exporter's file did not change during the repeats: its values are those from before"
+    troubles = list(dict.fromkeys(reading.why for reading in readings if reading.why))
+    return f"{words}.{' Not read: ' + '; '.join(troubles) + '.' if troubles else ''}"
 
 
 UTILIZATION_PERIOD_S = 1.0

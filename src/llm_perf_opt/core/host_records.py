@@ -1,6 +1,6 @@
 """Records of the measured process on its host: how the system scheduled it, and what torch.profiler added."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from llm_perf_opt.core.missing import Maybe, Missing
@@ -75,3 +75,27 @@ class ProfilerCost:
     smallest_operator_ns: float
     """Recorded duration of an in-place addition to one element: what every operator takes at least."""
     rounds: int
+
+
+@dataclass(frozen=True)
+class OperatorTotals:
+    """What torch.profiler sums over the calls of an operator and a trace does not contain. 0: nothing, or not recorded."""
+
+    flops: int
+    cpu_memory_bytes: int
+    device_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class ProgramProfile:
+    """What torch.profiler recorded of a user's program, apart from its trace."""
+
+    torch_version: str
+    cuda: bool
+    """Whether the program could use a GPU."""
+    profiled_s: float
+    preset: str
+    settings: dict[str, bool]
+    operators: dict[str, OperatorTotals] = field(default_factory=dict)
+    worked: bool = True
+    """Whether the trace contains an operator."""

@@ -55,12 +55,28 @@ class TelemetryHeader:
 
 
 @dataclass(frozen=True)
+class ExporterReading:
+    """One version of the file of an exporter, in the Prometheus text format."""
+
+    at_ns: int
+    written_utc_ns: int
+    """When the file was last changed; 0: unknown."""
+    series: dict[str, float]
+    """`NAME{labels}` → value."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """NAME → counter, gauge, …"""
+    why: str = ""
+    """Why the file, or a part of it, could not be read; empty if it could."""
+
+
+@dataclass(frozen=True)
 class Telemetry:
     """All output of the sampler."""
 
     header: TelemetryHeader
     gpu: tuple[GpuSample, ...]
     cpu: tuple[CpuSample, ...]
+    exporter: tuple[ExporterReading, ...] = ()
 
 
 _NOT_RECORDED = Missing("not recorded")

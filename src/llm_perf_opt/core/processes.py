@@ -90,3 +90,8 @@ def end(child: "subprocess.Popen[bytes]") -> None:
             os.killpg(child.pid, number)
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             child.wait(patience)
+
+
+def under_nsys() -> bool:
+    """Return whether nsys profiles this process, which it shows in an environment variable."""
+    return "NSYS_PROFILING_SESSION_ID" in os.environ

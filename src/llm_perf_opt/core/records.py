@@ -6,6 +6,7 @@ from typing import Any, Literal
 from llm_perf_opt.core.host_records import HostLoad, ProfilerCost
 from llm_perf_opt.core.missing import Maybe as Maybe
 from llm_perf_opt.core.missing import Missing as Missing
+from llm_perf_opt.core.vision_records import VisionInput
 from llm_perf_opt.core.weight_records import TokenAgreement, WeightFacts
 
 
@@ -46,11 +47,14 @@ class TextUse:
     limit: int
     unused: int | None
     """Records after the used ones; None if there are too many to count."""
+    empty: int = 0
+    """Records before the last used one that have no text."""
+    left_out: int = 0
+    """Records of the source that are not in the variant because they were unreadable, empty or duplicates."""
 
 
 SCHEMA = 1
 """Version of the files in a run folder. Incremented when an older reader would misread newer files."""
-
 
 _NOT_RECORDED = Missing("not recorded")
 
@@ -81,6 +85,8 @@ class ModelFacts:
     """Last-level cache of the device. A model that fits in it is not limited by memory bandwidth."""
     weights: WeightFacts | None = None
     """None in older runs, which did not record it."""
+    substages: dict[str, str] = field(default_factory=dict)
+    """The timed sub-stages: name → path of the submodule. Empty in older runs."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,8 @@ class Workload:
     source: str
     """The source of the prompts, and the tokenizer."""
     texts: TextUse | None = None
-    """None for synthetic ids, and in older runs, which did not record it."""
+    vision: VisionInput | None = None
+    """None without texts or images, and in older runs, which did not record them."""
 
     @property
     def decode_steps(self) -> int:
@@ -192,6 +199,10 @@ class CleanTimings:
     """None if the weights were not quantized."""
 
 
+NO_FLOPS = Missing("FLOPs were not recorded; profiling.torch.preset=full records them")
+NO_FORMULA = Missing("torch.profiler has no FLOP formula for the operator")
+
+
 @dataclass(frozen=True)
 class OperatorRow:
     """An operator in the profiled iteration of the torch pass."""
@@ -204,6 +215,8 @@ class OperatorRow:
     device_self_ns: Maybe[int]
     cpu_memory_bytes: Maybe[int]
     device_memory_bytes: Maybe[int]
+    flops: Maybe[int] = NO_FLOPS
+    """FLOPs of all calls, by the formulas of torch.profiler."""
 
 
 @dataclass(frozen=True)

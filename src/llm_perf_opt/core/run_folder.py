@@ -1,11 +1,14 @@
 """The run folder: the names of its files, and how they are read and written. No other module knows these names."""
 
 import errno
+import fcntl
+import io
 import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +18,7 @@ import msgspec
 
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
-from llm_perf_opt.core.user_files import check_folder, read_bytes, read_text
+from llm_perf_opt.core.user_files import COMPRESSED, check_folder, present, read_text, read_unpacked
 
 R = TypeVar("R")
 
@@ -25,18 +28,33 @@ MOST_VALUES = 100_000
 """Values in settings. Aliases can expand a few lines of YAML beyond any memory."""
 MOST_LEVELS = 64
 """Nested mappings and lists."""
+_COMPRESSIBLE = (
+    "timings.json",
+    "inputs.json",
+    "ceilings.json",
+    "operators.json",
+    "samples.jsonl",
+    "stages.json",
+    "selection.json",
+    "selftest.json",
+    "run.sqlite",
+    "counters.csv",
+    "log.txt",
+)
+_TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
 _LONG_NUMBER = re.compile(rb"\d{19}")
 """A file can only contain a number beyond 64 bits if it has this many digits in a row; others are not checked."""
 
 
 class _RunFile:
-    """The path of a file of a run, relative to its folder."""
+    """The path of a file of a run, relative to its folder. A raw file may be compressed."""
 
     def __init__(self, relative: str) -> None:
         self._relative = relative
 
     def __get__(self, run: "RunFolder", owner: "type[RunFolder]") -> Path:
-        return run.path / self._relative
+        path = run.path / self._relative
+        return present(path) if self._relative.startswith("raw/") else path
 
 
 class RunFolder:
@@ -92,6 +110,8 @@ class RunFolder:
     """The workload of the counter self-test."""
     torch_trace_file = _RunFile("raw/torch/trace.json.gz")
     """The trace of the torch pass."""
+    program_profile_file = _RunFile("raw/torch/program.json")
+    """What torch.profiler recorded of a user's program, apart from the trace."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,7 +135,9 @@ class RunFolder:
                     path.mkdir()
                 except FileExistsError:
                     continue
-                return cls(path.resolve())
+                made = cls(path.resolve())
+                made.hold()
+                return made
         except OSError as error:
             raise disk_error(error, wanted) from error
         raise ResourceError(f"{wanted} and 998 numbered names next to it are taken.", "Choose another hydra.run.dir.")
@@ -132,27 +154,42 @@ class RunFolder:
         folder.manifest()
         return folder
 
+    def hold(self) -> None:
+        """Mark the folder as in use, as long as this object lives: `llm-perf runs` removes or compresses no such run."""
+        with suppress(BlockingIOError):  # another process removes or compresses it
+            lock = folder_lock(self.path, fcntl.LOCK_SH)
+            if lock is not None:
+                weakref.finalize(self, os.close, lock)
+
     # --- files of a pass ------------------------------------------------------------------------------------------
 
     def wrapped_file(self, name: str) -> Path:
         """Return the file of times that the measured process recorded under nsys or ncu."""
-        return self.raw(name) / "stages.json"
+        return present(self.raw(name) / "stages.json")
 
     def timeline_file(self, name: str) -> Path:
         """Return the timeline of an nsys pass, an SQLite database."""
-        return self.raw(name) / "run.sqlite"
+        return present(self.raw(name) / "run.sqlite")
 
     def counters_file(self, name: str) -> Path:
         """Return the counters of an ncu pass, a CSV file."""
-        return self.raw(name) / "counters.csv"
+        return present(self.raw(name) / "counters.csv")
 
     def selection_file(self, name: str) -> Path:
         """Return the file that lists the launches selected for an ncu pass, with reasons."""
-        return self.raw(name) / "selection.json"
+        return present(self.raw(name) / "selection.json")
 
     def tables(self, name: str) -> Path:
         """Return the folder of a pass's tables, as Parquet files."""
         return self.path / "tables" / name
+
+    def compressible(self) -> list[Path]:
+        """Return the raw files that readers also open when they are compressed. Links are not followed."""
+        found = []
+        for place, folders, names in os.walk(self.path / "raw"):
+            folders.sort()
+            found += [Path(place, name) for name in sorted(names) if name in _COMPRESSIBLE or name.endswith(_TOOL_REPORTS)]
+        return [path for path in found if path.is_file() and not path.is_symlink()]
 
     def raw(self, name: str) -> Path:
         """Return the folder of a pass's output, which is never edited afterwards."""
@@ -164,7 +201,7 @@ class RunFolder:
 
     def log_file(self, name: str) -> Path:
         """Return the file of everything that a pass printed."""
-        return self.raw(name) / "log.txt"
+        return present(self.raw(name) / "log.txt")
 
     def command_file(self, name: str) -> Path:
         """Return the file of the exact command of a pass."""
@@ -204,6 +241,25 @@ class RunFolder:
         if manifest.pass_named(entry.name) is None:
             others.append(entry)
         self.write_manifest(replace(manifest, passes=tuple(others)))
+
+
+def folder_lock(path: Path, kind: int) -> int | None:
+    """Return a lock on a folder, which ends with its descriptor or its process; None if the file system has no locks.
+
+    Raise BlockingIOError if another process holds one.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise
+        return None
+    return descriptor
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -265,7 +321,7 @@ def _escaped(values: Any) -> Any:
 def read_record(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError that names the file and the position."""
     try:
-        content = read_bytes(path)
+        content = read_unpacked(path)
         if _LONG_NUMBER.search(content):
             check_plain(msgspec.json.decode(content))
         return msgspec.json.decode(content, type=kind)
@@ -275,6 +331,14 @@ def read_record(path: Path, kind: type[R]) -> R:
         raise ParseError(
             f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."
         ) from error
+
+
+def unpacked_lines(file: io.BufferedReader, path: Path) -> Iterable[bytes]:
+    """Return the lines of an open raw file, which may be compressed. Raise a ParseError if it is damaged."""
+    try:
+        return io.BytesIO(read_unpacked(path)) if path.suffix == COMPRESSED else file
+    except ValueError as error:
+        raise ParseError(f"{path} cannot be read: {error}.", "The file is damaged.") from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -47,8 +47,13 @@ def nsys_range(stage: Stage) -> str:
     return f"{stage.value}@{DOMAIN}"
 
 
-def ncu_range(stage: Stage) -> str:
-    """Return the argument of `ncu --nvtx-include`: the domain, the path inside `profile`, a slash for push/pop ranges."""
+def ncu_range(stage: Stage, substage: str | None = None) -> str:
+    """Return the argument of `ncu --nvtx-include`: the domain, the path inside `profile`, a slash for push/pop ranges.
+
+    A sub-stage of prefill is named alone, because it may lie inside another one; no decode step is run when prefill is counted.
+    """
+    if substage is not None:
+        return f"{DOMAIN}@{substage}/" if stage is Stage.PREFILL else f"{DOMAIN}@{stage.value}/{substage}/"
     path = [stage.value]
     parent = PARENT[stage]
     while parent is not None and parent is not Stage.PROFILE:

@@ -14,6 +14,8 @@ class WarningId(str, Enum):
     ENVIRONMENT_UNKNOWN = "environment_unknown"
     IMPLAUSIBLE = "implausible"
     """A number exceeds what the hardware can do."""
+    OTHER_ARCHITECTURE = "other_architecture"
+    """The weights do not have the shape that the name of the model stands for."""
     # the times
     SPREAD_TARGET_MISSED = "spread_target_missed"
     NOT_SETTLED = "not_settled"
@@ -39,6 +41,8 @@ class WarningId(str, Enum):
     COUNTERS_UNTESTED = "counters_untested"
     COUNTERS_FALL_SHORT = "counters_fall_short"
     NO_GPU_METRICS = "no_gpu_metrics"
+    METRICS_PARTLY_COLLECTED = "metrics_partly_collected"
+    """A metric set needs a pass that the run does not have."""
     # what was not written
     TRACE_TABLES_NOT_KEPT = "trace_tables_not_kept"
     TABLES_NOT_WRITTEN = "tables_not_written"

@@ -39,6 +39,18 @@ class WeightFacts:
     """Bytes per format in the files; empty for random weights, or if the file headers do not contain it."""
     quantized: QuantizedWeights | None = None
     """Weights that were quantized after loading; None: none."""
+    folder: str = ""
+    """The real path of the folder with the files; empty for random weights, and in older runs."""
+
+    @property
+    def kind(self) -> str:
+        """`random` or `real`."""
+        return "random" if self.source == "random" else "real"
+
+    @property
+    def words(self) -> str:
+        """The kind as part of a sentence."""
+        return f"{self.kind} weights"
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from llm_perf_opt.analysis.kernels.evidence import Hfu, StageHfu
 from llm_perf_opt.analysis.limits.binding import VERDICTS, shown_verdict
-from llm_perf_opt.analysis.limits.efficiency import ComponentEfficiency, Efficiency, RooflineComparison, StageEfficiency
+from llm_perf_opt.analysis.limits.compared import RooflineComparison
+from llm_perf_opt.analysis.limits.efficiency import ComponentEfficiency, Efficiency, StageEfficiency
 from llm_perf_opt.analysis.limits.roofline import ComponentRoofline
-from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.records import Distribution, Maybe, Missing
 from llm_perf_opt.report.document import Cell, Column, Item, Items, Table, cell, numbers
 from llm_perf_opt.report.text import (
     bytes_per_s,
@@ -16,6 +18,7 @@ from llm_perf_opt.report.text import (
     fine_percent,
     flops,
     flops_per_s,
+    grouped,
     known,
     known_within,
     moved_bytes,
@@ -31,6 +34,10 @@ _COMPONENTS = (
     "Times are measured under the profiler, in prefill and in the profiled decode steps: kernel time, which the profiler does "
     "not change, or host time on a CPU. The roofline time is that of the same steps at the best known peaks. Reading the KV "
     "cache belongs to attention_core, writing it to the projections."
+)
+_SUBSTAGES = (
+    "Unprofiled times of all forwards in a prefill, each with the sub-stages inside it. The FLOPs and the minimum bytes are "
+    "those of the images that ran, or of the whole prompt in the text decoder."
 )
 
 
@@ -86,15 +93,44 @@ def limits_table(found: Efficiency, hfus: Sequence[StageHfu]) -> Table:
             shares = [cell(value, fine_percent) for value in (entry.mfu, entry.mfu_full_attention, entry.mbu)]
             table.add(
                 stage.stage,
-                f"{entry.peaks.name} peak{f', {entry.peaks.level}' if entry.peaks.level else ''}",
+                _against(entry),
                 *shares[:2],
                 hfu_cell(_hfu(stage, entry.peaks.name, hfus)),
                 shares[2],
                 _roofline_time(entry),
-                _times(entry.times_roofline, stage),
+                _times(entry.times_roofline, stage.time_ns),
                 cell(stage.busy, percent),
             )
     return table
+
+
+def substage_limits_tables(found: Efficiency) -> list[Table]:
+    """Return the table of sub-stages against every pair of peaks; none if the cost model counts none of them."""
+    if not any(entry.against for entry in found.substages):
+        return []
+    names = ("forwards", "time", "FLOPs", "bytes", "MFU", "MBU", "roofline time", "× roofline")
+    columns = [Column("sub-stage"), Column("against"), *numbers(*names)]
+    table = Table("substage-limits", f"Sub-stages of {found.substages[0].stage} against the roofline", columns, foot=_SUBSTAGES)
+    for entry in found.substages:
+        spent = [cell(entry.forwards, grouped), cell(entry.time_ns.median, duration)]
+        cost = [cell(then(entry.cost, attrgetter(name)), shown) for name, shown in (("flops", flops), ("bytes", moved_bytes))]
+        if not entry.against:
+            table.add(entry.name, "", *spent, *cost, *[cost[0]] * 4)
+        for compared in entry.against:
+            table.add(
+                entry.name,
+                _against(compared),
+                *spent,
+                *cost,
+                *[cell(share, fine_percent) for share in (compared.mfu, compared.mbu)],
+                _roofline_time(compared),
+                _times(compared.times_roofline, entry.time_ns),
+            )
+    return [table]
+
+
+def _against(entry: RooflineComparison) -> str:
+    return f"{entry.peaks.name} peak{f', {entry.peaks.level}' if entry.peaks.level else ''}"
 
 
 def _hfu(stage: StageEfficiency, roof: str, hfus: Sequence[StageHfu]) -> Maybe[Hfu]:
@@ -114,9 +150,9 @@ def _roofline_time(entry: RooflineComparison) -> Cell | Missing:
     return cell(then(entry.roofline, lambda least: least.seconds * 1e9), duration, alone)
 
 
-def _times(value: Maybe[float], stage: StageEfficiency) -> Cell | Missing:
-    """Return the factor with its interval, derived from that of the stage's time."""
-    within = then(value, lambda factor: then(ends(stage.time_ns), partial(_scaled, factor, stage.time_ns.median)))
+def _times(value: Maybe[float], time: Distribution) -> Cell | Missing:
+    """Return the factor with its interval, derived from that of the time."""
+    within = then(value, lambda factor: then(ends(time), partial(_scaled, factor, time.median)))
     return cell(value, times, known(within, ""))
 
 

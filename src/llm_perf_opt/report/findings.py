@@ -165,6 +165,10 @@ def _at_larger_batch(finding: Finding) -> str:
     )
 
 
+_FOLDERS = ("hydra.run.dir=", "artifacts.")
+"""Overrides that name the folder of a run."""
+
+
 def change_command(finding: Finding, command: Sequence[str] = ()) -> str:
     """Return the run's command with the overrides of the finding; for a trace or a point of a sweep, the overrides alone."""
     if not finding.overrides:
@@ -173,7 +177,7 @@ def change_command(finding: Finding, command: Sequence[str] = ()) -> str:
     if list(command[:2]) != ["llm-perf", "run"] or sweeping:
         return " ".join(finding.overrides)
     replaced = [f"{override.partition('=')[0]}=" for override in finding.overrides]
-    kept = [word for word in command[2:] if not word.startswith((*replaced, "hydra.run.dir="))]
+    kept = [word for word in command[2:] if not word.lstrip("+").startswith((*replaced, *_FOLDERS))]
     return shlex.join(["llm-perf", "run", *finding.overrides, *kept])  # what changes comes first: lines may be long
 
 

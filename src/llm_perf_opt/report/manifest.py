@@ -27,8 +27,8 @@ def resolved_text(found: ResolvedMetrics) -> str:
     if found.dropped:
         lines += ["", f"Not on {found.chip}:"]
         lines += [f"  {metric.name} ({', '.join(metric.sources)}): {metric.why}" for metric in found.dropped]
-    if found.notes:
-        lines += ["", *found.notes]
+    if found.origins or found.notes:
+        lines += ["", *found.origins, *found.notes]
     return "\n".join(lines)
 
 
@@ -50,7 +50,8 @@ def manifest_page() -> str:
             "reason.",
             "",
             "On the command line: `llm-perf metrics list`, `llm-perf metrics show roofline --chip gh100`,",
-            "`llm-perf metrics check NAME...`.",
+            "`llm-perf metrics check NAME...`. `ch9` means `ch09`. Your own sets are files: see",
+            "[nsight.md](nsight.md#your-own-metric-sets).",
             "",
             "## Chips",
             "",

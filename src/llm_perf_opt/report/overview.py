@@ -38,7 +38,8 @@ def overview_blocks(analysis: RunAnalysis) -> list[Block]:
 def _careful(analysis: RunAnalysis) -> list[Block]:
     """Return what to know before reading a figure, and how many other warnings there are."""
     urgent = [warning for warning in analysis.warnings if warning.id in _BANNER_WARNINGS]
-    items = [*[Item("", warning.text) for warning in urgent], *banner_items(known(findings_of(analysis), ()))]
+    shown = [warning for warning in urgent if warning.id != WarningId.RUN_INCOMPLETE]  # which is the notice of the page
+    items = [*[Item("", warning.text) for warning in shown], *banner_items(known(findings_of(analysis), ()))]
     rest = len(analysis.warnings) - len(urgent)
     pointer = f"See {rest} {'warnings' if rest > 1 else 'warning'} below." if rest else ""
     if not items:

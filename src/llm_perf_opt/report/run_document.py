@@ -29,13 +29,22 @@ from llm_perf_opt.report.document import (
     bullets,
     when_known,
 )
-from llm_perf_opt.report.efficiency import components_table, limits_table, peaks_table, stage_facts, used_verdicts, verdict_items
+from llm_perf_opt.report.efficiency import (
+    components_table,
+    limits_table,
+    peaks_table,
+    stage_facts,
+    substage_limits_tables,
+    used_verdicts,
+    verdict_items,
+)
 from llm_perf_opt.report.findings import finding_blocks, findings_of, source_of, trials_table
 from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernel_blocks, provenance
 from llm_perf_opt.report.overview import overview_blocks
 from llm_perf_opt.report.run_tables import (
     energy_table,
     environment_table,
+    exporter_tables,
     metrics_table,
     operators_table,
     other_figures_table,
@@ -205,7 +214,7 @@ def _timed(analysis: RunAnalysis, timings: CleanTimings) -> list[Block]:
 
 def _limits(analysis: RunAnalysis, found: Efficiency) -> list[Block]:
     hfus = () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus
-    tables = [peaks_table(found), limits_table(found, hfus), components_table(found)]
+    tables = [peaks_table(found), limits_table(found, hfus), *substage_limits_tables(found), components_table(found)]
     charts = when_known("Roofline:", roofline(found, analysis.kernels), _roofline_charts)
     meanings = " ".join([*[f"{word.capitalize()}: {meaning}" for word, meaning in used_verdicts(found)], EVIDENCE])
     notes = [bullets(found.notes, "foot")] if found.notes else []
@@ -245,7 +254,7 @@ def _torch_blocks(analysis: RunAnalysis, torch: TorchPass, most: int | None) -> 
         f"by self time. Its times show where the time goes, not how long it takes: {inflated}. "
         f"The trace is raw/torch/{torch.trace_file}."
     )
-    return [Paragraph(text), operators_table(torch, most)]
+    return [Paragraph(text), operators_table(torch.operators, most)]
 
 
 def _factor(stage: str) -> Callable[[float], str]:
@@ -290,7 +299,7 @@ def _telemetry(analysis: RunAnalysis, samples: Maybe[Telemetry]) -> Section:
         drawn = then(samples, lambda readings: then(analysis.timings, lambda timings: telemetry_chart(readings, timings)))
         note = [Paragraph(summary.note, "foot")] if summary.note else []
         charts = when_known("Readings over time:", drawn, _readings_charts)
-        return [*note, *charts, telemetry_table(summary), energy_table(summary)]
+        return [*note, *charts, telemetry_table(summary), energy_table(summary), *exporter_tables(summary)]
 
     return Section("telemetry", "Power, clocks and load", when_known("Readings:", analysis.telemetry, build))
 
@@ -302,7 +311,7 @@ def _readings_charts(drawn: tuple[Figure, str]) -> list[Block]:
 
 
 def _environment(analysis: RunAnalysis) -> Section:
-    machine: Block = environment_table(analysis) if analysis.env else Unavailable("Environment:", _NO_ENV)
+    machine: Block = environment_table(analysis.env, analysis.timings) if analysis.env else Unavailable("Environment:", _NO_ENV)
     return Section("environment", "Environment and passes", [machine, passes_table(analysis)])
 
 

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.config.passes import sees_stages
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.host_records import HostLoad
-from llm_perf_opt.core.records import CleanTimings, Maybe, Metric, Missing, ModelFacts, OperatorRow, StageTiming, TorchPass
+from llm_perf_opt.core.records import CleanTimings, Maybe, Metric, Missing, ModelFacts, OperatorRow, StageTiming
 from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.report.document import Cell, Column, Table, cell, count_cell, name_cell, numbers
 from llm_perf_opt.report.kernel_tables import MOST_ROWS
@@ -18,6 +18,7 @@ from llm_perf_opt.report.text import (
     bounds,
     count,
     duration,
+    flops,
     growth,
     known,
     mean_count,
@@ -36,8 +37,9 @@ def what_ran(timings: CleanTimings) -> str:
     model, work = timings.model, timings.workload
     lengths = sorted(set(work.prompt_tokens))
     prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    weights = "" if model.weights is None else f", {model.weights.words}"
     return (
-        f"{model.name} ({count(model.parameters)} parameters, {model.dtype}) on {model.device_name}: "
+        f"{model.name} ({count(model.parameters)} parameters, {model.dtype}{weights}) on {model.device_name}: "
         f"batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
         f"{model.cache} cache, compile {model.compile}, attention {model.attention}{_ran_by(timings)}."
     )
@@ -52,6 +54,7 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
         ("Host", f"{env.get('host')}, {env.get('system')}, {env.get('machine')}"),
         ("CPU", f"{cpu.get('name')}, {cpu.get('usable')} usable of {cpu.get('logical')} logical processors"),
         ("Memory", memory_size(total) if isinstance(total, int) else "n/a: not recorded"),
+        *_topology_rows(env),
         ("GPU", _gpu_words(gpu)),
         ("Driver", f"{env.get('gpu_driver')}{cuda}"),
         ("Python", str(env.get("python"))),
@@ -63,6 +66,32 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
         rows.append(("Measured process", f"{framework}, {timings.threads} threads{_host_words(timings.host)}"))
         rows += _runtime_rows(timings)
     return rows
+
+
+def _topology_rows(env: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the NUMA nodes and the connections of all GPUs; nothing if they were not recorded."""
+    nodes = [entry for entry in _entries(env, "numa") if "node" in entry]
+    rows = [("NUMA nodes", ", ".join(f"{entry.get('node')} (CPUs {entry.get('cpus')})" for entry in nodes))] if nodes else []
+    for entry in _entries(env, "gpus"):
+        links, pcie = entry.get("nvlink"), entry.get("pcie")
+        words = [f"{entry.get('name')}"]
+        if isinstance(pcie, Mapping):
+            words.append(
+                f"PCIe {pcie.get('generation')} × {pcie.get('width')} of {pcie.get('generation_max')} × {pcie.get('width_max')}"
+            )
+        words.append(f"{links.get('links')} NVLinks" if isinstance(links, Mapping) else "no NVLink")
+        words.append(f"NUMA node {entry.get('numa_node')}")
+        rows.append((f"GPU {entry.get('index')}", ", ".join(words)))
+    for entry in _entries(env, "gpu_connections"):
+        ends = entry.get("gpus")
+        pair = " – ".join(map(str, ends)) if isinstance(ends, list) else str(ends)
+        rows.append((f"GPUs {pair}", f"{entry.get('path')}, {entry.get('nvlink')} direct NVLinks"))
+    return rows
+
+
+def _entries(env: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = env.get(name)
+    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
 def _host_words(host: HostLoad | None) -> str:
@@ -234,13 +263,13 @@ def _quantized_words(model: ModelFacts) -> str:
 # --- operators --------------------------------------------------------------------------------------------------------------
 
 
-def operators_table(torch: TorchPass, most: int | None = MOST_ROWS) -> Table:
+def operators_table(operators: Sequence[OperatorRow], most: int | None = MOST_ROWS) -> Table:
     """Return operators of the torch pass by self time."""
-    shown = torch.operators[:most]
+    shown = operators[:most]
     times_of, sizes_of = ("CPU self", "CPU total", "CPU mean", "device self", "device total"), ("CPU memory", "device memory")
-    columns = [Column("operator"), *numbers("calls", *times_of, *sizes_of, "share of self time")]
+    columns = [Column("operator"), *numbers("calls", *times_of, *sizes_of, "FLOPs", "share of self time")]
     table = Table("operators", "Operators, under torch.profiler", columns, tools=True)
-    whole = sum(map(self_ns, torch.operators)) or 1
+    whole = sum(map(self_ns, operators)) or 1
     for row in shown:
         mean: Maybe[float] = row.cpu_total_ns / row.calls if row.calls else Missing("no call")
         spent = (row.cpu_self_ns, row.cpu_total_ns, mean, row.device_self_ns, row.device_total_ns)
@@ -249,9 +278,10 @@ def operators_table(torch: TorchPass, most: int | None = MOST_ROWS) -> Table:
             count_cell(row.calls),
             *[cell(ns, duration) for ns in spent],
             *[cell(size, memory_size) for size in (row.cpu_memory_bytes, row.device_memory_bytes)],
+            cell(row.flops, flops),
             cell(self_ns(row) / whole, percent),
         )
-    rest = len(torch.operators) - len(shown)
+    rest = len(operators) - len(shown)
     table.foot = f"The {len(shown)} longest; operators.md and ops.csv have {rest:,} more." if rest else ""
     return table
 
@@ -272,6 +302,20 @@ def telemetry_table(summary: TelemetrySummary) -> Table:
         values = [cell(value, lambda number: significant(number, 3)) for value in (reading.low, reading.median, reading.high)]
         table.add(reading.name, *values, count_cell(reading.n), reading.unit)
     return table
+
+
+def exporter_tables(summary: TelemetrySummary) -> list[Table]:
+    """Return the series of an exporter as a table; nothing if no file was read."""
+    columns = [Column("series"), Column("kind"), *numbers("least", "median", "most", "increase", "increase over", "n")]
+    table = Table("exporter", "Metrics of an exporter", columns, tools=True)
+    for series in summary.exporter[:MOST_ROWS]:
+        values = (series.low, series.median, series.high, series.increase)
+        shown = [cell(value, lambda number: significant(number, 4)) for value in values]
+        table.add(name_cell(series.name), series.kind, *shown, cell(series.increase_s, seconds), count_cell(series.n))
+    rest = len(summary.exporter) - MOST_ROWS
+    more = f" raw/nvml/samples.jsonl has {rest:,} more series." if rest > 0 else ""
+    table.foot = f"{summary.exporter_note}{more}"
+    return [table] if summary.exporter_note else []
 
 
 def energy_table(summary: TelemetrySummary) -> Table:
@@ -308,9 +352,9 @@ def passes_table(analysis: RunAnalysis) -> Table:
     return table
 
 
-def environment_table(analysis: RunAnalysis) -> Table:
+def environment_table(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> Table:
     """Return the machine and the software of the run."""
     table = Table("environment-table", "Machine and software", [Column("what"), Column("value")])
-    for name, value in environment_rows(analysis.env, analysis.timings):
+    for name, value in environment_rows(env, timings):
         table.add(name, value)
     return table

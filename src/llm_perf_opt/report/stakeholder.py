@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import Finding
-from llm_perf_opt.core.records import CleanTimings, Distribution, Missing, TorchPass
+from llm_perf_opt.core.records import CleanTimings, Distribution, Missing, StageTiming, TorchPass
+from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.report.charts import Figure
 from llm_perf_opt.report.document import AdviceCards, Banner, Block, Chart, Document, Paragraph, Section, bullets, when_known
 from llm_perf_opt.report.findings import (
@@ -19,7 +20,7 @@ from llm_perf_opt.report.findings import (
 )
 from llm_perf_opt.report.run_document import ROOFLINE, WATERFALL, images_of, input_blocks, warning_blocks
 from llm_perf_opt.report.run_tables import self_ns, what_ran
-from llm_perf_opt.report.text import duration, growth, known, known_within, percent, significant, then
+from llm_perf_opt.report.text import duration, fine_percent, growth, known, known_within, percent, significant, then
 
 TOP_FINDINGS = 3
 _NOTHING = "The evidence supports no change that saves enough to be listed."
@@ -63,7 +64,7 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
             f"Of the {duration(_whole(analysis))} of a request, {longer.name} is {percent(longer.share, 0)} "
             f"and {shorter.name} {percent(shorter.share, 0)}: most of the time goes to {longer.name}."
         )
-    sentences += known(then(analysis.efficiency, _bounds), [])
+    sentences += known(then(analysis.efficiency, lambda found: _bounds(found, analysis.stages)), [])
     sentences += known(then(analysis.drift, lambda drift: [f"Growth of a decode step with the context: {growth(drift)}."]), [])
     return [*sentences, *known(then(analysis.torch, _top_operator), [])]
 
@@ -85,8 +86,18 @@ def _changes(analysis: RunAnalysis) -> list[Block]:
     return [*when_known("Findings:", findings_of(analysis), build), *([bullets(others)] if others else [])]
 
 
-def _bounds(found: Efficiency) -> list[str]:
-    return [f"{stage.binds}: {stage.because}." for stage in found.stages]
+def _bounds(found: Efficiency, stages: Sequence[StageTiming]) -> list[str]:
+    return [*[f"{stage.binds}: {stage.because}." for stage in found.stages], *_substages(found, stages)]
+
+
+def _substages(found: Efficiency, stages: Sequence[StageTiming]) -> list[str]:
+    """Return the time and MFU of the sub-stages of prefill, at the best known peaks, without those inside another."""
+    outer = {stage.name for stage in stages if stage.parent == Stage.PREFILL.value}
+    words = []
+    for entry in (entry for entry in found.substages if entry.name in outer):
+        best = [mfu for each in entry.against if (mfu := known(each.mfu, None)) is not None]
+        words += [f"{entry.name} {duration(entry.time_ns.median)} (MFU {fine_percent(mfu)})" for mfu in best[-1:]]
+    return [f"Sub-stages of prefill: {', '.join(words)}."] if words else []
 
 
 def _top_operator(torch: TorchPass) -> list[str]:

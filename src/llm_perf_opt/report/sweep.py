@@ -56,7 +56,10 @@ _MOST_NAMED = 6
 
 _RAN: tuple[tuple[str, Callable[[PointFacts], str]], ...] = (
     ("Device:", lambda ran: ran.device if ran.host in ("", ran.device) else f"{ran.device}, host {ran.host}"),
-    ("Model:", lambda ran: f"{ran.model} ({count(ran.parameters)} parameters, {ran.dtype})"),
+    (
+        "Model:",
+        lambda ran: f"{ran.model} ({count(ran.parameters)} parameters, {ran.dtype}{f', {ran.weights}' if ran.weights else ''})",
+    ),
     ("Request:", lambda ran: f"{ran.prompt_tokens} prompt tokens, {ran.new_tokens} new tokens"),
     ("Runtime:", lambda ran: ran.how),
     ("Software:", lambda ran: ", ".join(f"{name} {version}" for name, version in ran.software.items()) or "not recorded"),

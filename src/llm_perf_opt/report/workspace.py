@@ -6,28 +6,36 @@ from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.markdown import escape, table
 from llm_perf_opt.report.text import count, known, memory_size, then, words
-from llm_perf_opt.workspace.data.inventory import DatasetMetadata
+from llm_perf_opt.workspace.data.inventory import DatasetMetadata, VariantMetadata
+from llm_perf_opt.workspace.data.marked_text import README_MARKS, with_block
 from llm_perf_opt.workspace.data.model_tree import ModelCheck
 
 _MOST_NAMES = 100
 
 
 def dataset_readme(metadata: DatasetMetadata, first_level: Sequence[str]) -> str:
-    """Return the README of a dataset."""
+    """Return the README of a new dataset."""
+    notes = f"\n{escape(metadata.notes)}\n" if metadata.notes else ""
+    block = dataset_block(metadata, first_level, ())
+    return with_block(f"# {escape(metadata.name)}\n{notes}", block, README_MARKS, "README.md")
+
+
+def dataset_block(metadata: DatasetMetadata, first_level: Sequence[str], variants: Sequence[VariantMetadata]) -> str:
+    """Return the part of the README that is regenerated: facts, splits, the first level of the source, variants, use."""
     facts = [
         ["version", _given(metadata.version)],
         ["source", escape(metadata.source)],
         ["license", _given(metadata.license)],
         ["format", f"{metadata.format}, text in the field {escape(metadata.text_field)}"],
-        ["size", f"{metadata.size.records} records, {metadata.size.files} files, {metadata.size.bytes} bytes"],
-        ["content sha256", metadata.content_sha256],
-        ["added", metadata.added],
+        ["size", f"{_records(metadata.size.records)}, {metadata.size.files} files, {metadata.size.bytes} bytes"],
+        ["content sha256", metadata.content_sha256 or "not recorded"],
+        ["added", metadata.added or "not recorded"],
     ]
+    if metadata.filled:
+        facts.append(["found in the data, not stated", ", ".join(metadata.filled)])
     splits = table(["split", "records"], [[name, str(records)] for name, records in metadata.splits.items()], "lr")
-    notes = f"\n{escape(metadata.notes)}\n" if metadata.notes else ""
-    return f"""# {escape(metadata.name)}
-{notes}
-{table(["", ""], facts)}
+    splits = splits if metadata.splits else ""
+    return f"""{table(["", ""], facts)}
 {splits}
 ## Source
 
@@ -39,17 +47,41 @@ source-data/
 {_tree(first_level)}
 ```
 
+## Variants
+
+{_variants(variants)}
 ## Use
 
 ```
 llm-perf run dataset={metadata.name}
-llm-perf dataset prepare {metadata.name} --variant subset-1k --num-samples 1000 --seed 0
+llm-perf dataset prepare {metadata.name} --variant subset-1k
 llm-perf run dataset={metadata.name} dataset.variant=subset-1k
 ```
 
 Each variant is in its own folder next to this file; its metadata.yaml records what it was made from and how.
-`llm-perf dataset list` shows all variants.
 """
+
+
+def _variants(variants: Sequence[VariantMetadata]) -> str:
+    if not variants:
+        return "None yet.\n"
+    rows = [
+        [
+            escape(variant.name),
+            escape(one_line(variant.transform or "not recorded")),
+            escape(one_line(variant.parent or "not recorded")),
+            _records(variant.size.records),
+            variant.format,
+            escape(one_line(variant.created or "not recorded")),
+            ", ".join(variant.filled) or "–",
+        ]
+        for variant in variants
+    ]
+    return table(["variant", "made by", "from", "size", "format", "created", "found in the data, not stated"], rows)
+
+
+def _records(number: int | None) -> str:
+    return "records not counted" if number is None else f"{number} records"
 
 
 def _given(value: str | float | None) -> str:

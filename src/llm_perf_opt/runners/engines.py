@@ -39,16 +39,21 @@ def short_dtype(dtype: "torch.dtype") -> str:
 
 
 def plain_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a configuration that JSON can hold."""
+    """Return the entries of a configuration that JSON can hold, also inside inner configurations."""
 
     def keep(value: Any) -> bool:
         if isinstance(value, (list, tuple)):
             return all(keep(item) for item in value)
         if isinstance(value, dict):
-            return all(isinstance(key, str) and keep(item) for key, item in value.items())
+            return not value or any(isinstance(key, str) for key in value)
         return value is None or isinstance(value, (bool, int, float, str))
 
-    return {str(key): value for key, value in values.items() if keep(value)}
+    def plain(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return plain_config(value) if isinstance(value, dict) else value
+
+    return {key: plain(value) for key, value in values.items() if isinstance(key, str) and keep(value)}
 
 
 PARAMETERS_NOTE = (

@@ -4,6 +4,8 @@
 
     nsys profile --capture-range=nvtx --nvtx-capture=profile@LLM … python -m llm_perf_opt.runners.llm_profile_runner model=tiny
 
+Alone, it also writes config.yaml and inputs.yaml, and opens the ranges that the gates of the profiling guides name.
+
 Passes: clean (unprofiled timing), torch (torch.profiler), plain (warm up, then one iteration inside the NVTX range `profile`).
 """
 
@@ -22,7 +24,7 @@ from typing import Any
 import yaml
 
 from llm_perf_opt.analysis.overhead import without_profiler_events
-from llm_perf_opt.config.composition import compose, config_from_mapping
+from llm_perf_opt.config.composition import config_from_mapping
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
 from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, WrappedPass
@@ -30,8 +32,9 @@ from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.core.weight_records import TokenAgreement
+from llm_perf_opt.runners.alone import outlive_nsys, requested, shown_errors, write_manifests
 from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send
-from llm_perf_opt.runners.measure.annotations import around_forward, marked, unmarked
+from llm_perf_opt.runners.measure.annotations import StageMarker, around_forward, marked, marked_for_guides, unmarked
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.host_load import HostWatch
 from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
@@ -110,13 +113,13 @@ def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profile
         return profile_iteration(meter.iterate, session.config.profiling.torch.preset, session.cuda, trace)
 
 
-def plain_pass(session: Session, out: Path, decode_steps: int | None) -> None:
+def plain_pass(session: Session, out: Path, decode_steps: int | None, marker: StageMarker = marked) -> None:
     """Warm up without ranges, then run one iteration in ranges, for an external profiler to capture."""
     new_tokens = session.config.runtime.num_new_tokens
     if decode_steps is not None:
         new_tokens = min(new_tokens, decode_steps + 1)
     _warm_up(session.meter(new_tokens, unmarked))
-    meter = session.meter(new_tokens, marked)
+    meter = session.meter(new_tokens, marker)
     with _substages(session, meter), _profiler_api(session):
         iteration = meter.iterate()
     walls = _stage_walls(iteration)
@@ -174,7 +177,27 @@ def _substages(session: Session, meter: RequestMeter) -> Iterator[None]:
         return
     with ExitStack() as stack:
         for name, path in session.config.model.substages.items():
-            stack.enter_context(around_forward(_submodule(session.model, name, path), partial(meter.substage, name)))
+            stack.enter_context(_timed(session.model, meter, name, path))
+        meter.around_prefill = partial(_vision_substages, session, meter)
+        yield
+
+
+@contextmanager
+def _vision_substages(session: Session, meter: Meter) -> Iterator[None]:
+    """Time the sub-stages of the model's family while the context is open."""
+    with ExitStack() as stack:
+        for name, path in session.vision_substages.items():
+            stack.enter_context(_timed(session.model, meter, name, path))
+        yield
+
+
+@contextmanager
+def _timed(model: Any, meter: Meter, name: str, path: str) -> Iterator[None]:
+    """Time the forward of a submodule, or of each of its children if the path ends with `.*`."""
+    module = _submodule(model, name, path.removesuffix(".*"))
+    with ExitStack() as stack:
+        for one in module.children() if path.endswith(".*") else (module,):
+            stack.enter_context(around_forward(one, partial(meter.substage, name)))
         yield
 
 
@@ -202,9 +225,10 @@ def _report_progress(progress: Progress) -> None:
 
 
 def _inputs(session: Session) -> dict[str, Any]:
-    images = {"pixels": session.prompts.pixels, "pixel_seed": session.prompts.pixel_seed} if session.prompts.pixels else {}
+    images = session.prompts.images
+    vision = {"images": {**asdict(images.record), "token_id": images.token_id}} if images else {}
     return {
-        **images,
+        **vision,
         "source": session.prompts.source,
         "sha256": session.prompts.sha256(),
         "lengths": session.prompts.lengths,
@@ -221,7 +245,7 @@ def _timings(session: Session, measured: Measured, meter: RequestMeter) -> Clean
         runtime = replace(
             runtime, inseparable=meter.inseparable or runtime.inseparable, unstepped=meter.unstepped or runtime.unstepped
         )
-    facts = session.runner.facts
+    facts = replace(session.runner.facts, substages={**session.config.model.substages, **session.vision_substages})
     return CleanTimings(
         model=facts if facts.weights else replace(facts, weights=weight_facts(session.config.model)),
         workload=session.workload,
@@ -291,10 +315,16 @@ def _framework(session: Session) -> dict[str, str]:
 # --- command line -----------------------------------------------------------------------------------------------------
 
 
-def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None = None) -> bool:
-    """Run one pass and write its files to `out`. Return False if it was interrupted but kept its results."""
+def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None = None, *, alone: bool = False) -> bool:
+    """Run one pass and write its files to `out`. Return False if it was interrupted but kept its results.
+
+    `alone`: no other process has written the configuration, and the profiler around this one may be gated as in the guides.
+    """
     out.mkdir(parents=True, exist_ok=True)
     session = open_session(config, trace_dir=out if which == "torch" else None, compare_tokens=which == "clean")
+    if alone:
+        write_manifests(config, _inputs(session), out)
+        outlive_nsys()
     import torch
 
     with torch.inference_mode():
@@ -303,7 +333,7 @@ def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None 
         if which == "torch":
             torch_pass(session, out)
         else:
-            plain_pass(session, out, decode_steps)
+            plain_pass(session, out, decode_steps, marked_for_guides if alone else marked)
     return True
 
 
@@ -331,17 +361,28 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for `llm-perf run`; not with --config")
     parser.add_argument("--config", type=Path, help="a resolved config.yaml")
     parser.add_argument("--pass", dest="which", choices=PASSES, default="plain")
-    parser.add_argument("--out", type=Path, default=Path("runs") / "alone", help="folder for the pass's files")
+    parser.add_argument("--out", type=Path, help="folder for the pass's files; default: hydra.run.dir, or runs/alone")
     parser.add_argument("--decode-steps", type=int, help="maximum number of decode steps (pass plain)")
-    arguments = parser.parse_args()
+    parser.add_argument("-m", "--multirun", action="store_true", help="accept values as in a sweep, as long as they are one run")
+    arguments = parser.parse_intermixed_args()
+    if arguments.config is None:
+        _main_alone(arguments)
+        return
     with report_errors(_translate):
-        if arguments.config and arguments.overrides:
+        if arguments.overrides:
             raise ConfigError("--config is a resolved configuration and cannot be combined with overrides.")
-        if arguments.config:
-            die_with_parent()
-            enable_interrupts()
-        config = _read_config(arguments.config) if arguments.config else compose(arguments.overrides).config
-        finished = run_pass(config, arguments.which, arguments.out, arguments.decode_steps)
+        die_with_parent()
+        enable_interrupts()
+        out = arguments.out or Path("runs") / "alone"
+        finished = run_pass(_read_config(arguments.config), arguments.which, out, arguments.decode_steps)
+        sys.exit(0 if finished else 130)
+
+
+def _main_alone(arguments: argparse.Namespace) -> None:
+    with shown_errors(_translate):
+        asked = requested(arguments.overrides, arguments.out, multirun=arguments.multirun)
+        finished = run_pass(asked.config, arguments.which, asked.out, arguments.decode_steps, alone=True)
+        print(f"files: {asked.out}")
         sys.exit(0 if finished else 130)
 
 

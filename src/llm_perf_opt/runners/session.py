@@ -1,7 +1,8 @@
 """A loaded request: its prompts, its runner and the matching meter."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,9 @@ from llm_perf_opt.runners.measure.clock import ClockName, HostClock, clock_for
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.host_load import BusyBefore, OtherProcesses, sampled
 from llm_perf_opt.runners.measure.meter import Meter, RequestMeter
-from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts, with_images
+from llm_perf_opt.runners.vision_families import default_substages, images_refused
+from llm_perf_opt.workspace.data.prompts import Prompts, repeated_prompt, synthetic_prompts, text_prompts
+from llm_perf_opt.workspace.data.recorded import recorded_prompts
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +61,19 @@ class Session:
     def clock(self) -> ClockName:
         """The clock that times are taken with; an engine's tokens arrive on the host."""
         return clock_for(self.device).name if is_steppable(self.runner) else HostClock.name
+
+    @cached_property
+    def vision_substages(self) -> dict[str, str]:
+        """The sub-stages of the model's family, name → path of the submodule; they run in prefill. Empty without images.
+
+        A runtime of another package may build the model from other modules; those that it does not have are left out.
+        """
+        if self.prompts.images is None or self.model is None:
+            return {}
+        paths = {path for path, _ in self.model.named_modules()}
+        known = default_substages(self.runner.facts.model_type).items()
+        own = self.config.model.substages
+        return {name: path for name, path in known if name not in own and path.removesuffix(".*") in paths}
 
     def meter(self, new_tokens: int, marker: StageMarker) -> RequestMeter:
         """Return a meter for requests of this many new tokens."""
@@ -102,6 +118,7 @@ def open_session(config: RunConfig, trace_dir: Path | None = None, *, compare_to
         new_tokens=config.runtime.num_new_tokens,
         source=prompts.source,
         texts=prompts.texts,
+        vision=prompts.images.record if prompts.images else None,
     )
     before = BusyBefore(_IN_ENGINE, others.seconds) if runtime.engine else sampled(others)
     return Session(config, runner, prompts, batch, workload, device, time.monotonic() - begun, untouched_until, before)
@@ -110,32 +127,40 @@ def open_session(config: RunConfig, trace_dir: Path | None = None, *, compare_to
 def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype") -> Prompts:
     """Return the sequences of the batch, or raise if the model or the device cannot take requests of that size."""
     from llm_perf_opt.runners import models
+    from llm_perf_opt.runners.vision_inputs import request_images
 
     vocabulary = int(architecture.get_text_config(decoder=True).vocab_size)
     runtime = config.runtime
 
-    def check_size(longest: int) -> None:
+    def check_size(text_tokens: int) -> None:
+        longest = images.longest_prompt(text_tokens) if images else text_tokens
         models.check_positions(architecture, longest, runtime.num_new_tokens)
         if not traits_of(runtime.type).engine:  # an engine manages its memory itself
             need = models.memory_need(architecture, config.model, dtype, runtime.batch_size, longest + runtime.num_new_tokens)
+            if images is not None:
+                need = replace(need, image_bytes=images.pixels * dtype.itemsize)
             models.check_fits(need, device)
 
-    image = models.image_of(architecture)
-    if image is not None and traits_of(runtime.type).steppable is False:
+    images = request_images(config, architecture)
+    dataset = config.dataset
+    if images is not None and dataset.kind == "recorded":
         raise ConfigError(
-            f"runtime={runtime.type} accepts token ids only, but {config.model.name} needs images.", "Use runtime=pytorch."
+            f"dataset=recorded repeats token ids only, but {config.model.name} needs images.", "Choose another dataset."
         )
-    if config.dataset.kind == "synthetic":
+    if images is not None and traits_of(runtime.type).steppable is False:
+        raise images_refused(config)
+    if dataset.kind == "synthetic" or (dataset.kind == "image_folder" and dataset.prompt is None):
         check_size(runtime.prompt_tokens)  # before the ids are drawn: there may be billions
-        prompts = synthetic_prompts(runtime.batch_size, runtime.prompt_tokens, vocabulary, config.dataset.seed)
+        prompts = synthetic_prompts(runtime.batch_size, runtime.prompt_tokens, vocabulary, dataset.seed)
+    elif dataset.kind == "recorded":
+        prompts = recorded_prompts(config, vocabulary)
+        check_size(max(prompts.lengths))
     else:
         tokenize = models.load_tokenizer(config.model)
-        prompts = text_prompts(config.dataset, runtime.batch_size, runtime.prompt_tokens, vocabulary, tokenize)
-    if image is not None:
-        prompts = with_images(prompts, image, runtime.prompt_tokens, config.dataset.seed)
-    if config.dataset.kind != "synthetic":
+        make = repeated_prompt if dataset.kind == "image_folder" else text_prompts
+        prompts = make(dataset, runtime.batch_size, runtime.prompt_tokens, vocabulary, tokenize)
         check_size(max(prompts.lengths))
-    return prompts
+    return images.placed(prompts) if images else prompts
 
 
 def _opener(runtime: Runtime) -> Opener:

@@ -1,7 +1,8 @@
 """The analysis of a program that `llm-perf exec` ran: its passes, its kernels with their counters, its NVTX regions."""
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.evidence import PROGRAM, uses_of
@@ -10,14 +11,17 @@ from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
 from llm_perf_opt.analysis.limits.hardware import hardware_of_device
 from llm_perf_opt.analysis.limits.peaks import limits_of
 from llm_perf_opt.analysis.regions.records import RegionReport
+from llm_perf_opt.analysis.trace.operators import operator_rows
 from llm_perf_opt.analysis.trace.stage_launches import all_launches
+from llm_perf_opt.core.host_records import ProgramProfile
 from llm_perf_opt.core.machine_records import CounterReport
-from llm_perf_opt.core.records import Manifest, Maybe, Missing
+from llm_perf_opt.core.records import NO_FORMULA, Manifest, Maybe, Missing, OperatorRow
 from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import byte_count
 from llm_perf_opt.core.warnings import RunWarning
 from llm_perf_opt.profiling.timelines import Timeline
+from llm_perf_opt.report.csv import operators_csv
 from llm_perf_opt.report.document import (
     Block,
     Code,
@@ -34,15 +38,22 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.kernel_tables import all_kernels, kernel_blocks
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.regions import regions_document
+from llm_perf_opt.report.run_tables import environment_table, operators_table
 from llm_perf_opt.report.text import seconds
 from llm_perf_opt.traces.projection import project
 from llm_perf_opt.workflows.analyze_kernels import analyze_regions, counting_notes, roles_of
+from llm_perf_opt.workflows.analyze_run import environment_of
 from llm_perf_opt.workflows.run_reader import LogEnd, RunReader
+from llm_perf_opt.workflows.run_warnings import partly_collected
 
 LAST_LINES = 10
 """How many lines of the program's output are shown."""
 _LONGEST_LINE = 200
 _NOT_STARTED = Missing("the program was not started")
+_NOT_PROFILED = Missing("the program was not run under torch.profiler")
+_NO_ENV = Missing("env.json was not written")
+_NO_FLOPS = Missing("FLOPs were not recorded; --torch-preset full records them")
+_NO_MEMORY = Missing("memory was not recorded; --torch-preset default records it")
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,10 @@ class ProgramAnalysis:
     warnings: tuple[RunWarning, ...] = ()
     output: Maybe[LogEnd] = _NOT_STARTED
     """The end of standard output and standard error."""
+    operators: Maybe[tuple[OperatorRow, ...]] = _NOT_PROFILED
+    """The operators under torch.profiler, longest first."""
+    env: dict[str, Any] = field(default_factory=dict)
+    """The machine and the software; empty if unknown."""
 
 
 def analyze_program(run: RunReader) -> ProgramAnalysis:
@@ -66,9 +81,40 @@ def analyze_program(run: RunReader) -> ProgramAnalysis:
     kernels = _kernels(run, report)
     joined = kernels if isinstance(kernels, Missing) else next(stage.counters for stage in kernels)
     counted = counting_notes(run, "ncu", PROGRAM, report, joined)
+    env, odd_env = environment_of(run)
     return ProgramAnalysis(
-        run.manifest, kernels, analyze_regions(run, run.settings), run.selftest, counted.notes, counted.warnings, _output(run)
+        run.manifest,
+        kernels,
+        analyze_regions(run, run.settings),
+        run.selftest,
+        counted.notes,
+        (*odd_env, *partly_collected(run.manifest, run.settings), *counted.warnings),
+        _output(run),
+        _operators(run),
+        env,
     )
+
+
+def _operators(run: RunReader) -> Maybe[tuple[OperatorRow, ...]]:
+    """Return the operators of the trace of torch.profiler, with the FLOPs and the memory that it recorded next to it."""
+    profile = run.program_profile
+    if isinstance(profile, Missing):
+        return profile
+    recorded = run.trace("torch")
+    if isinstance(recorded, Missing):
+        return recorded
+    rows = operator_rows(recorded.trace, on_gpu=profile.cuda)
+    return tuple(_with_totals(row, profile) for row in rows) or Missing("the program ran no operator of torch")
+
+
+def _with_totals(row: OperatorRow, profile: ProgramProfile) -> OperatorRow:
+    found = profile.operators.get(row.name)
+    memory, flops = profile.settings.get("profile_memory"), profile.settings.get("with_flops")
+    sizes: tuple[Maybe[int], Maybe[int]] = (_NO_MEMORY, _NO_MEMORY)
+    if found is not None and memory:
+        sizes = found.cpu_memory_bytes, found.device_memory_bytes if profile.cuda else row.device_memory_bytes
+    count: Maybe[int] = (found.flops if found else 0) or NO_FORMULA if flops else _NO_FLOPS
+    return replace(row, cpu_memory_bytes=sizes[0], device_memory_bytes=sizes[1], flops=count)
 
 
 def _output(run: RunReader) -> Maybe[LogEnd]:
@@ -84,6 +130,10 @@ def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     """Write report.md, kernels.md, regions.md and regions.json."""
     kernels = all_kernels(found.kernels, selftest=found.selftest, notes=found.notes)
     write_whole(folder.kernels_file, render_markdown(kernels).encode())
+    if not isinstance(found.operators, Missing):
+        every = Document("Operators", "", "", [Section("operators", "", [operators_table(found.operators, None)])])
+        write_whole(folder.operators_file, render_markdown(every).encode())
+        write_whole(folder.ops_csv_file, operators_csv(found.operators).encode())
     if not isinstance(found.regions, Missing):
         write_whole(folder.regions_file, render_markdown(regions_document(found.regions)).encode())
         write_record(folder.regions_json_file, found.regions)
@@ -104,10 +154,16 @@ def program_document(found: ProgramAnalysis) -> Document:
         Section("warnings", "", [Paragraph(f"Warning: {warning.text}") for warning in found.warnings]),
         Section("passes", "Passes", [_passes(found.manifest)]),
         Section("output", "Output", when_known("Output:", found.output, _output_blocks)),
+        Section("operator-list", "Operators", when_known("Operators:", found.operators, lambda rows: [operators_table(rows)])),
         Section("kernel-list", "Kernels and counters", [*when_known("Kernels:", found.kernels, kernel_blocks), *notes]),
         Section("regions", "NVTX regions", when_known("Regions:", found.regions, lambda _: [Paragraph("See regions.md.")])),
+        Section("environment", "Environment", when_known("Environment:", found.env or _NO_ENV, _machine)),
     ]
     return Document(shlex.join(found.manifest.command), "", "", sections)
+
+
+def _machine(env: dict[str, Any]) -> list[Block]:
+    return [environment_table(env, Missing("a program has no measured iterations"))]
 
 
 def _passes(manifest: Manifest) -> Table:

@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, given_hardware, hardware_of_device, more_devices
 from llm_perf_opt.analysis.metrics import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.overhead import overheads
-from llm_perf_opt.analysis.run_analysis import RunAnalysis, measured_inputs
+from llm_perf_opt.analysis.run_analysis import RunAnalysis, measured_inputs, with_weights
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_busy_share, summarize_telemetry
 from llm_perf_opt.analysis.trace.document import ON_CPU, TraceAnalysis
@@ -39,7 +39,14 @@ from llm_perf_opt.report.stakeholder import summary_document
 from llm_perf_opt.workflows.analyze_kernels import analyze_kernels, analyze_regions
 from llm_perf_opt.workflows.queries import write_run_tables
 from llm_perf_opt.workflows.run_reader import Damaged, RunReader
-from llm_perf_opt.workflows.run_warnings import assumptions_of, counter_warnings, missing_gpu_metrics, run_warnings
+from llm_perf_opt.workflows.run_warnings import (
+    assumptions_of,
+    counter_warnings,
+    missing_gpu_metrics,
+    partly_collected,
+    run_warnings,
+    shape_warnings,
+)
 
 GROUPS_OF_EVERY_RUN = ("model", "runtime")
 """Groups of settings that every run has."""
@@ -59,7 +66,7 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
     kernels, implausible_count = _kernels(run, measured, distance.found) if traces else (_NOT_READ, None)
     summary = _telemetry_summary(run, measured or untimed)
     config, odd_config = _settings(run)
-    env, odd_env = _env(run)
+    env, odd_env = environment_of(run)
     costs = overheads(measured, run.torch, run.wrapped)
     facts = RunFacts(
         timings=measured or untimed,
@@ -80,7 +87,7 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
         manifest=run.manifest,
         config=config,
         env=env,
-        timings=timings,
+        timings=timings if isinstance(timings, Missing) else with_weights(timings, config),
         metrics=metrics(measured) if measured else (),
         stages=stages,
         drift=context_drift(measured) if measured else untimed,
@@ -91,12 +98,14 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
         overheads=costs,
         warnings=(
             *run_warnings(run.manifest, timings, stages, summary),
+            *shape_warnings(config),
             *odd_config,
             *odd_env,
             *movement_warnings(steadiness),
             *distance.warnings,
             *counter_warnings(kernels, implausible_count),
             *missing_gpu_metrics(run.manifest, trace),
+            *partly_collected(run.manifest, config),
             *(_unkept_tables(run) if traces else ()),
         ),
         assumptions=assumptions_of(timings),
@@ -314,7 +323,7 @@ def _settings(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
     return ({}, [RunWarning(WarningId.SETTINGS_UNKNOWN, why)]) if odd else (run.settings, [])
 
 
-def _env(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
+def environment_of(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
     """Return the machine and the software, without invalid groups, and a warning about those."""
     found = run.env
     if isinstance(found, Damaged):

@@ -33,6 +33,8 @@ class Listed:
     experiment: str = ""
     model: str = ""
     """For a sweep over models, all of them, separated by commas."""
+    weights: str = ""
+    """`random` or `real`, both for a sweep that has both; empty if unknown."""
     workload: str = ""
     device: str = ""
     ttft_ns: Maybe[float] | None = None
@@ -52,7 +54,16 @@ class Listing:
 def list_runs(
     folder: Path, *, model: str | None = None, experiment: str | None = None, status: str | None = None, limit: int = 20
 ) -> Listing:
-    """Return runs and sweeps, newest first. Filters match exactly; `limit` 0 returns all.
+    """Return runs and sweeps, newest first. Filters match exactly; `limit` 0 returns all."""
+    chosen, found = find_runs(folder, model=model, experiment=experiment, status=status)
+    shown = chosen[:limit] if limit else chosen
+    return Listing(tuple(shown if status else map(_with_details, shown)), len(chosen), found)
+
+
+def find_runs(
+    folder: Path, *, model: str | None = None, experiment: str | None = None, status: str | None = None
+) -> tuple[list[Listed], int]:
+    """Return the runs and sweeps that match, newest first and without details, and how many there are in all.
 
     Filtering by status reads every run, because its times may be damaged.
     """
@@ -70,8 +81,7 @@ def list_runs(
             for named in map(_with_names, chosen)
             if model in (None, *named.model.split(_BETWEEN)) and experiment in (None, *named.experiment.split(_BETWEEN))
         ]
-    shown = chosen[:limit] if limit else chosen
-    return Listing(tuple(shown if status else map(_with_details, shown)), len(chosen), len(every))
+    return chosen, len(every)
 
 
 def _find(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
@@ -131,9 +141,10 @@ def _with_names(row: Listed) -> Listed:
     points = [Path(row.path)]
     if row.kind == "sweep":
         points = sorted(child for child in points[0].iterdir() if RunFolder(child).manifest_file.exists())
-    found = [RunReader(RunFolder(point)).names for point in points]
-    experiments, models = (dict.fromkeys(names[place] for names in found if names[place]) for place in (0, 1))
-    return replace(row, experiment=_BETWEEN.join(experiments), model=_BETWEEN.join(models))
+    readers = [RunReader(RunFolder(point)) for point in points]
+    found = [(*reader.names, reader.weights) for reader in readers]
+    experiment, model, weights = (_BETWEEN.join(dict.fromkeys(row[place] for row in found if row[place])) for place in range(3))
+    return replace(row, experiment=experiment, model=model, weights=weights)
 
 
 def _with_details(row: Listed) -> Listed:

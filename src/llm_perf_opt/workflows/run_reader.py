@@ -16,10 +16,11 @@ from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.config.values import current
 from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.host_records import ProgramProfile
 from llm_perf_opt.core.machine_records import CounterReport, FoundCeilings, Telemetry, read_ceilings
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_mapping, read_record, read_values
-from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.core.user_files import COMPRESSED, read_text, read_unpacked
 from llm_perf_opt.profiling.timelines import RecordedTrace, Timeline, read_recorded, timelines_of
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.pass_records import read_telemetry, read_timings, read_torch_pass
@@ -29,6 +30,7 @@ R = TypeVar("R")
 
 _EXPERIMENT = re.compile(r"^experiment: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
+_SOURCE = re.compile(r"^model:\n(?:  .*\n)*?  source: *(?P<name>random|pretrained) *$", re.MULTILINE)
 _SELFTEST = "ncu_selftest"
 _TEST_AGAIN = "Repeat the run: it counts work of known size before it reads counters"
 _LAST_BYTES = 16 * 1024
@@ -75,14 +77,25 @@ class RunReader:
         return current(self.folder.parsed(self.folder.config_file, read_values))
 
     @cached_property
+    def _config_text(self) -> str:
+        """The text of config.yaml; empty if it cannot be read. The list goes on without it; the report says what is wrong."""
+        try:
+            return read_text(self.folder.config_file)
+        except (OSError, ParseError, UnicodeDecodeError):
+            return ""
+
+    @property
     def names(self) -> tuple[str, str]:
         """Experiment and model, empty if config.yaml has none. Two lines are enough: a list reads thousands of files."""
-        try:
-            text = read_text(self.folder.config_file)
-        except (OSError, ParseError, UnicodeDecodeError):
-            return "", ""  # the list goes on without names; the report says what is wrong
+        text = self._config_text
         experiment, model = (match["name"] if match else "" for match in (_EXPERIMENT.search(text), _MODEL.search(text)))
         return experiment, model
+
+    @property
+    def weights(self) -> str:
+        """`random` or `real`; empty if config.yaml does not say."""
+        match = _SOURCE.search(self._config_text)
+        return "" if match is None else "random" if match["name"] == "random" else "real"
 
     @cached_property
     def env(self) -> Maybe[dict[str, Any]]:
@@ -116,6 +129,11 @@ class RunReader:
         """The operators under torch.profiler, without its own work."""
         found = self._of_pass("torch", self.folder.torch_file, read_torch_pass)
         return found if isinstance(found, Missing) else without_profiler_events(found)
+
+    @cached_property
+    def program_profile(self) -> Maybe[ProgramProfile]:
+        """What torch.profiler recorded of a user's program, apart from its trace."""
+        return self._of_pass("torch", self.folder.program_profile_file, _read_program_profile)
 
     @cached_property
     def telemetry(self) -> Maybe[Telemetry]:
@@ -211,10 +229,11 @@ class RunReader:
         log = self.folder.log_file(name)
         if not log.is_file():
             return Missing(f"the {name} pass left no log")
-        size = log.stat().st_size
-        with log.open("rb") as file:
-            file.seek(max(0, size - _LAST_BYTES))
-            found = file.read().decode(errors="replace").splitlines()[-lines:]
+        try:
+            size, end = _end_of(log)
+        except ValueError as error:
+            return Missing(f"the log of the {name} pass cannot be read: {error}")
+        found = end.decode(errors="replace").splitlines()[-lines:]
         return LogEnd(str(log.relative_to(self.folder.path)), size, tuple(found))
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -237,6 +256,17 @@ class RunReader:
             return Damaged(error.fact)
 
 
+def _end_of(log: Path) -> tuple[int, bytes]:
+    """Return the size of a log and its last bytes."""
+    if log.suffix == COMPRESSED:
+        content = read_unpacked(log)
+        return len(content), content[-_LAST_BYTES:]
+    size = log.stat().st_size
+    with log.open("rb") as file:
+        file.seek(max(0, size - _LAST_BYTES))
+        return size, file.read()
+
+
 def _read_env(path: Path) -> dict[str, Any]:
     found = read_mapping(path)
     try:
@@ -244,6 +274,10 @@ def _read_env(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ParseError(f"{path} is invalid: {error}.") from error
     return found
+
+
+def _read_program_profile(path: Path) -> ProgramProfile:
+    return read_record(path, ProgramProfile)
 
 
 def _read_wrapped(path: Path) -> WrappedPass:

@@ -1,6 +1,7 @@
 """Warnings and assumptions of a run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from llm_perf_opt.analysis.contention import contention
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
@@ -8,11 +9,13 @@ from llm_perf_opt.analysis.limits.hardware import shared_words
 from llm_perf_opt.analysis.separable import steps_unavailable
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
+from llm_perf_opt.config.passes import label_of
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import PYTORCH
-from llm_perf_opt.core.errors import ImplausibleError
+from llm_perf_opt.core.errors import ConfigError, ImplausibleError
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, StageTiming
 from llm_perf_opt.core.warnings import RunWarning, WarningId
+from llm_perf_opt.counters.manifest import chosen_sets
 from llm_perf_opt.report.text import significant, times
 
 SMALL_INFLATION = 0.9
@@ -38,6 +41,36 @@ def missing_gpu_metrics(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list
     why = "the driver may not allow this user to sample, or another program is sampling; see the log of the nsys pass"
     words = f"nsys was requested to sample GPU metrics, but took no sample while the GPU was working: {why}."
     return [RunWarning(WarningId.NO_GPU_METRICS, words)] if requested else []
+
+
+def shape_warnings(config: Mapping[str, Any]) -> list[RunWarning]:
+    """Return a warning if the weights do not have the shape that the name of the model stands for."""
+    project, model = config.get("project"), config.get("model")
+    found = project.get("contradictions") if isinstance(project, Mapping) else None
+    if not found or not isinstance(found, (list, tuple)) or not isinstance(model, Mapping):
+        return []
+    words = f"The weights in {model.get('path')} are not those of {model.get('name')}: {', '.join(map(str, found))}."
+    return [RunWarning(WarningId.OTHER_ARCHITECTURE, f"{words} The report is about these weights, whatever their name.")]
+
+
+def partly_collected(manifest: Manifest, config: Mapping[str, Any]) -> list[RunWarning]:
+    """Return a warning for each requested metric set that needs a pass which the run does not have."""
+    profiling = config.get("profiling")
+    metrics = profiling.get("metrics") if isinstance(profiling, Mapping) else None
+    sets = metrics.get("sets") if isinstance(metrics, Mapping) else None
+    if not isinstance(metrics, Mapping) or not isinstance(sets, list):
+        return []
+    try:
+        chosen = chosen_sets([str(name) for name in sets], metrics.get("defined") or {})
+    except ConfigError:  # sets of another version
+        return []
+    requested = {entry.name.partition("_")[0] for entry in manifest.passes}
+    found = []
+    for metric_set in chosen[1:]:
+        missing = " and ".join(label_of(name) for name in ("torch", "nsys", "ncu") if name in metric_set.collected_by - requested)
+        words = f"The metric set {metric_set.name} was collected in part: it also needs {missing}, which the run does not have."
+        found += [RunWarning(WarningId.METRICS_PARTLY_COLLECTED, words)] if missing else []
+    return found
 
 
 def run_warnings(

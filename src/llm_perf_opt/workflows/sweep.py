@@ -13,7 +13,9 @@ from llm_perf_opt import __version__
 from llm_perf_opt.analysis.comparison.facts import facts_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep import Hardware, SweepEntry, differences, sweep_rows
-from llm_perf_opt.config.composition import Composed, compose, expand_sweep
+from llm_perf_opt.config.composition import Composed, compose, expand_sweep, without_plus
+from llm_perf_opt.config.guide_keys import RUN_DIR
+from llm_perf_opt.config.weights import RANDOM_SUFFIX
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError
 from llm_perf_opt.core.records import SCHEMA, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
@@ -66,7 +68,7 @@ def _hardware_difference(there: Hardware, here: Hardware) -> str:
     return differences(there, here, "the sweep")
 
 
-_RUN_DIR = "hydra.run.dir="
+_RUN_DIR = f"{RUN_DIR}="
 
 RunOne = Callable[[Composed, str], tuple[RunFolder, LlmPerfError | None]]
 """Captures and reports one point; the text describes the point."""
@@ -79,22 +81,24 @@ class Planned:
     points: tuple[SweepPoint, ...]
     composed: tuple[Composed, ...]
     folder: Path
+    notes: tuple[str, ...] = ()
 
 
 def plan_sweep(overrides: Sequence[str], config_dir: Path | None) -> Planned:
     """Compose every point, so that an invalid one is rejected before the first one runs."""
-    wanted = [text for text in overrides if text.startswith(_RUN_DIR)]
-    points = _points([text for text in overrides if not text.startswith(_RUN_DIR)])
+    words = [without_plus(text) for text in overrides]
+    wanted = [text for text in words if text.startswith(_RUN_DIR)]
+    points = _points([text for text in words if not text.startswith(_RUN_DIR)])
     composed = tuple(compose(point.overrides, config_dir) for point in points)
     for point in composed:
         resolve_metrics(point.config)
     refuse_early(point.config for point in composed)
     if wanted:
-        folder = compose(wanted[-1:], config_dir).run_dir
-    else:
-        first = composed[0]
-        folder = Path("runs") / first.config.experiment / "sweeps" / first.run_dir.name
-    return Planned(points, composed, folder)
+        return Planned(points, composed, compose(wanted[-1:], config_dir).run_dir)
+    first = composed[0]
+    folder = Path("runs") / first.config.experiment / "sweeps" / first.run_dir.name.removesuffix(RANDOM_SUFFIX)
+    note = f"{RUN_DIR} in the project's files is for single runs: this sweep is in {folder}; {RUN_DIR}=DIR sets another folder."
+    return Planned(points, composed, folder, (note,) if first.run_dir_in_files else ())
 
 
 def _points(overrides: Sequence[str]) -> tuple[SweepPoint, ...]:
@@ -127,6 +131,7 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
     composed = {number: compose(sweep.points[number].overrides, config_dir) for number in waiting}
     if waiting:
         require_same_hardware(folder, sweep, composed[waiting[0]].config.hardware.device_index)
+        _require_same_weights(folder, sweep, config_dir)
     failed = 0
     for number in waiting:
         point = sweep.points[number]
@@ -150,6 +155,23 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
             f"See {folder.sweep_file} for the reasons; `llm-perf run --resume {folder.path}` runs them again.",
         )
     return None
+
+
+def _require_same_weights(folder: SweepFolder, sweep: Sweep, config_dir: Path | None) -> None:
+    """Raise ConfigError if complete points had random weights and would now have real ones, or the other way round."""
+    now: dict[tuple[str, ...], str] = {}
+    for number, point in enumerate(sweep.points):
+        run = folder.run(point)
+        if point.status != "complete" or isinstance(run, Missing) or not run.weights:
+            continue
+        chosen = tuple(text for text in point.overrides if text.lstrip("+").startswith("model"))
+        if chosen not in now:
+            now[chosen] = "random" if compose(chosen, config_dir).config.model.source == "random" else "real"
+        if run.weights != now[chosen]:
+            raise ConfigError(
+                f"Point {number} of the sweep had {run.weights} weights; its settings now select {now[chosen]} ones.",
+                "Restore the links in models/ and the files in conf/ as they were, or start a new sweep.",
+            )
 
 
 def _why(error: LlmPerfError) -> str:

@@ -43,11 +43,14 @@ class SweepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held: RunFolder | None = None
 
     @classmethod
     def create(cls, wanted: Path) -> "SweepFolder":
         """Create a new folder."""
-        return cls(RunFolder.create(wanted).path)
+        made = cls(RunFolder.create(wanted).path)
+        made.hold()
+        return made
 
     @classmethod
     def open(cls, path: Path) -> "SweepFolder":
@@ -57,6 +60,11 @@ class SweepFolder:
         if not is_sweep(there(path, remedy)):
             raise ParseError(f"{path} is not a sweep: it has no sweep.json.", remedy)
         return cls(path.resolve())
+
+    def hold(self) -> None:
+        """Mark the sweep as in use, as long as this object lives."""
+        self._held = RunFolder(self.path)
+        self._held.hold()
 
     @property
     def sweep_file(self) -> Path:

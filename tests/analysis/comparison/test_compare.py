@@ -23,6 +23,7 @@ from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import CleanTimings, Iteration, Maybe, MemoryPeaks, Missing, SubstageSpan
 from llm_perf_opt.core.warnings import RunWarning, WarningId
+from llm_perf_opt.core.weight_records import WeightFacts
 
 CONFIG: dict[str, Any] = {
     "experiment": "one",
@@ -507,3 +508,17 @@ def test_the_order_decides_which_ends_meet() -> None:
     rival = found_effect(other, "e2e").rival
     assert rival is not None
     assert (rival.movement, rival.side, rival.first, rival.last) == (Movement.SHIFT, "new", 30, 30)
+
+
+def test_random_and_real_weights_are_compared_only_on_purpose() -> None:
+    def made(kind: str | None, source: str) -> RunAnalysis:
+        weights = None if kind is None else WeightFacts("random" if kind == "random" else "stored")
+        return run(setting=("model", "source", source), timings=clean_timings(repeats(), model=model_facts(weights=weights)))
+
+    random, real, unknown = made("random", "random"), made("real", "pretrained"), made(None, "random")
+    with pytest.raises(ConfigError, match="weights is random on one side and real on the other") as caught:
+        one_to_one(random, real)
+    assert "--experiment model.source" in caught.value.remedy
+    allowed = one_to_one(random, real, experiment=["model.source"])
+    assert "The weights are random in base and real in new." in allowed.cautions
+    assert one_to_one(random, unknown).metrics, "what is unknown is no difference"

@@ -106,7 +106,6 @@ def test_different_kernels_stay_different(one: str, other: str) -> None:
     [
         "nvjet_sm90_tst_128x8_64x12_4x1_v_bz_TNT",
         "triton_poi_fused_add_mul_0",
-        "_ZN2at6native13reduce_kernelILi512EEEvv",
         "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_stage5_warpsize2x2x1_tensor16x8x16_kernel",
         "_fwd_kernel_0d1d2d34d",
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
@@ -183,3 +182,28 @@ def test_shortened_names_show_where_they_differ() -> None:
         "elementwise_kernel<128,4…at16,BFloat16,MulFunctor<float>>>()::lambda#1>",
         "elementwise_kernel<128,4…at16,BFloat32,MulFunctor<float>>>()::lambda#1>",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [  # the first is one of an H200, cut; Nsight Compute lists it as device_kernel
+        (
+            "_ZN7cutlass13device_kernelIN2at4cuda6detail25enable_3x_kernel_for_sm9xINS_4gemm6kernel13GemmUniversalI",
+            "device_kernel",
+        ),
+        ("_ZN2at6native13reduce_kernelILi512EEEvv", "reduce_kernel"),
+        ("_ZN2at6native12_GLOBAL__N_14copyEv", "copy"),
+        ("_Z4addNPfS_", "addN"),
+        ("_ZL4fillPf", "fill"),
+        ("_Z9my_kernel6Params", "my_kernel"),
+        ("_ZL4fill6Params", "fill"),
+        ("_ZSt4fill6Params", "fill"),
+        ("_ZNSt3fooEv", "foo"),
+        ("_ZN9999999x", "_ZN9999999x"),
+        ("_Z", "_Z"),
+        ("_ZTV3foo", "_ZTV3foo"),
+    ],
+)
+def test_the_function_of_a_mangled_name(name: str, function: str) -> None:
+    assert function_name(name) == function
+    assert normal_name(name) == name

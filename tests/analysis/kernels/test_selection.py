@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.kernels.selection import Launch, Selection, expected_passes, select
+from llm_perf_opt.analysis.kernels.selection import Launch, Selection, Wanted, expected_passes, select
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import Stage
 
@@ -24,8 +24,9 @@ STEPS = [launch for number in range(5) for launch in step(number)]
 
 
 def chosen(**changes: object) -> Selection:
-    asked: dict[str, object] = {"source": "test", "top": 1, "coverage": 0.8, "passes": 10, "budget_s": 1000.0, **changes}
-    found = select(Stage.DECODE_STEP, STEPS, **asked)  # type: ignore[arg-type]
+    budget_s = float(str(changes.pop("budget_s", 1000.0)))
+    wanted = Wanted(**{"top": 1, "coverage": 0.8, **changes})  # type: ignore[arg-type]
+    found = select(Stage.DECODE_STEP, STEPS, source="test", wanted=wanted, passes=10, budget_s=budget_s)
     assert isinstance(found, Selection)
     return found
 
@@ -63,13 +64,49 @@ def test_a_tighter_budget_drops_functions_and_notes_it() -> None:
     assert "75 %" in found.notes[1]
 
 
+def test_a_pattern_restricts_the_functions_and_the_coverage_stays_that_of_the_stage() -> None:
+    found = chosen(pattern="small|norm")
+    assert [kernel.function for kernel in found.kernels] == ["gemm_small", "norm"]
+    assert found.coverage == (120 + 15) / 600
+    assert len(found.notes) == 1, "the share that was asked for cannot be reached, and is not missed"
+    assert "22 %" in found.notes[0]
+
+
+def test_a_pattern_that_matches_nothing_names_what_ran() -> None:
+    found = select(Stage.PREFILL, STEPS, source="test", wanted=Wanted(1, 0.8, pattern="conv"), passes=1, budget_s=1.0)
+    assert found == Missing("no kernel of prefill matches 'conv'; it ran gemm_large, gemm_small, add, norm")
+
+
+@pytest.mark.parametrize(
+    ("skip", "count", "pattern", "expected"),
+    [
+        (15, 4, None, (15, 4, 2, 2)),  # step 1 has launches 13 to 25
+        (None, 3, "gemm", (0, 3, 1, 1)),
+        (34, 5, "gemm", (34, 1, 5, 5)),  # of 35 GEMMs, one is left
+        (3, None, "norm", (3, 3, 2, 2)),  # the budget allows three
+    ],
+)
+def test_launches_by_number(skip: int | None, count: int | None, pattern: str | None, expected: tuple[int, ...]) -> None:
+    found = chosen(skip=skip, count=count, pattern=pattern, budget_s=3 * 10 * 0.03 + 0.001)
+    assert (found.launch_skip, found.launch_count, found.step + 1, found.steps_needed) == expected
+    assert found.seconds == pytest.approx(found.launch_count * 10 * 0.03, abs=0.05)
+    assert {kernel.function for kernel in found.kernels} == {
+        launch.function for launch in STEPS if pattern is None or pattern in launch.function
+    }
+
+
+def test_too_many_skipped_launches_leave_none() -> None:
+    found = select(Stage.PREFILL, STEPS, source="test", wanted=Wanted(1, 0.8, skip=65), passes=1, budget_s=1.0)
+    assert found == Missing("prefill has 65 matching launches, so none is left after skipping 65")
+
+
 def test_nothing_fits() -> None:
-    found = select(Stage.PREFILL, STEPS, source="test", top=1, coverage=0.8, passes=10, budget_s=0.1)
+    found = select(Stage.PREFILL, STEPS, source="test", wanted=Wanted(1, 0.8), passes=10, budget_s=0.1)
     assert found == Missing("no launch of prefill fits in 0.1 s at 10 passes")
 
 
 def test_an_empty_timeline_has_a_reason() -> None:
-    assert "no kernel of prefill" in str(select(Stage.PREFILL, [], source="test", top=1, coverage=0.8, passes=1, budget_s=1.0))
+    assert "no kernel of prefill" in str(select(Stage.PREFILL, [], source="test", wanted=Wanted(1, 0.8), passes=1, budget_s=1.0))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +129,7 @@ def test_an_empty_timeline_has_a_reason() -> None:
 def test_collectives_are_never_replayed(function: str, name: str) -> None:
     """A replay would hang. Some are recognizable by their namespace only."""
     launches = [Launch(0, function, name, 1, 1, 900), Launch(0, "gemm", "g", 1, 1, 100)]
-    found = select(Stage.PREFILL, launches, source="test", top=5, coverage=0.8, passes=1, budget_s=10.0)
+    found = select(Stage.PREFILL, launches, source="test", wanted=Wanted(5, 0.8), passes=1, budget_s=10.0)
     assert isinstance(found, Selection)
     assert [kernel.function for kernel in found.kernels] == ["gemm"]
     assert found.coverage == 0.1
@@ -110,7 +147,7 @@ def test_collectives_are_never_replayed(function: str, name: str) -> None:
 def test_the_remedy_for_low_coverage_depends_on_its_cause(collective_ns: int, budget_s: float, said: str, unsaid: str) -> None:
     reduce = Launch(0, "ncclDevKernel_AllReduce", "ncclDevKernel_AllReduce()", 1, 1, collective_ns)
     gemms = [Launch(0, "gemm", "g", size, 1, 100) for size in range(1, 6)]
-    found = select(Stage.PREFILL, [reduce, *gemms], source="test", top=5, coverage=0.8, passes=1, budget_s=budget_s)
+    found = select(Stage.PREFILL, [reduce, *gemms], source="test", wanted=Wanted(5, 0.8), passes=1, budget_s=budget_s)
     assert isinstance(found, Selection)
     assert said in found.notes[-1]
     assert unsaid not in found.notes[-1]
@@ -140,7 +177,7 @@ launch_lists = st.lists(
 def test_counted_launches_are_within_the_step_and_the_budget(
     launches: list[Launch], top: int, coverage: float, budget_s: float
 ) -> None:
-    found = select(Stage.DECODE_STEP, launches, source="test", top=top, coverage=coverage, passes=1, budget_s=budget_s)
+    found = select(Stage.DECODE_STEP, launches, source="test", wanted=Wanted(top, coverage), passes=1, budget_s=budget_s)
     if isinstance(found, Missing):
         return
     names = {kernel.function for kernel in found.kernels}

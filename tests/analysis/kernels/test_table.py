@@ -96,6 +96,14 @@ def test_a_time_under_the_tool_that_is_far_off_is_flagged() -> None:
         assert row.time_differs is differs
 
 
+@pytest.mark.parametrize(("own", "counted"), [(2_900, True), (3_100, False), (350, True), (320, False)])
+def test_launches_that_did_other_work_are_not_counted(own: int, counted: bool) -> None:
+    stage = one_stage([use("f", 1, 2, 2_000)], report_of(launch("f", 1, time=own, tensor=5)))
+    (row,) = stage.rows
+    assert isinstance(row.per_call, Missing) is not counted
+    assert stage.flops == 10 if counted else isinstance(stage.flops, Missing)
+
+
 def test_a_name_without_arguments_joins_only_where_it_can_be_one_kernel() -> None:
     uses = [use("void a::f<1>(int)", 10, 1, 100), use("void a::f<2>(int)", 20, 1, 100), use("void a::f<3>(int)", 20, 1, 100)]
     stage = one_stage(uses, report_of(launch("f", 10, tensor=7), launch("f", 20, tensor=9), launch("gone", 1, tensor=1)))

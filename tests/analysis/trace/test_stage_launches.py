@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.trace.stage_launches import kernels_by_time
+from llm_perf_opt.analysis.trace.stage_launches import kernels_by_time, stage_launches, substage_launches
 from llm_perf_opt.analysis.trace.stages import find_stages
+from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import WorkKind
+from llm_perf_opt.traces.projection import project
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from synthetic_traces import Recipe, write_trace
 from trace_builders import Builder
@@ -53,3 +55,22 @@ def test_a_real_trace() -> None:
     assert sum(row.calls for row in prefill) == 183
     assert sum(row.calls for row in decode) == 1528
     assert sum(row.share for row in decode) == pytest.approx(1)
+
+
+def test_the_launches_of_a_sub_stage_are_those_inside_it_and_the_stage() -> None:
+    built = Builder()
+    built.range(0, 50, "prefill")
+    built.range(10, 40, "vision")
+    built.range(20, 30, "projector")
+    built.range(60, 90, "decode_step")
+    built.range(65, 75, "vision")
+    for start, name in ((5, "embed"), (15, "attention"), (25, "product"), (45, "head"), (70, "late")):
+        built.launch(start, 100 + start, 105 + start, name)
+    trace = built.trace()
+    projection = project(trace)
+    names = [launch.name for launch in substage_launches(trace, projection, Stage.PREFILL, "vision")]
+    assert names == ["attention", "product"]
+    assert [launch.name for launch in substage_launches(trace, projection, Stage.PREFILL, "projector")] == ["product"]
+    assert [launch.name for launch in substage_launches(trace, projection, Stage.DECODE_STEP, "vision")] == ["late"]
+    assert substage_launches(trace, projection, Stage.PREFILL, "sam") == []
+    assert len(stage_launches(trace, projection, Stage.PREFILL)) == 4

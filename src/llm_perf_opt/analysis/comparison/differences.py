@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.comparison.effects import Judgement, Order
 from llm_perf_opt.analysis.comparison.facts import (
     KINDS,
     PROMPTS,
+    WEIGHTS,
     Facts,
     Kind,
     facts_of_side,
@@ -30,10 +31,12 @@ _RELATED: dict[Kind, tuple[str, ...]] = {
 ABSENT = "(not there)"
 EMPTY_GROUP, UNSET = "{}", "null"
 """As written by `flatten`."""
-_NEVER_AN_EXPERIMENT = ("experiment", "hydra")
+_NEVER_AN_EXPERIMENT = ("experiment", "hydra", "project")
+_MOST_NAMED = 5
+"""Settings that a message names; more are named by their group."""
 _VOLATILE = (
     "taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz",
-    "waiting.why", "waiting.others", "waiting.seconds",
+    "waiting.why", "waiting.others", "waiting.seconds", "gpus",
 )  # fmt: skip
 """Facts that differ from moment to moment, or do not affect speed."""
 
@@ -88,7 +91,7 @@ def fact_differences(base: Facts, new: Facts, settings: Iterable[Difference]) ->
     found = []
     for kind in KINDS:
         related = tuple(key for key in changed if _under(key, _RELATED[kind]))
-        unknown = {key for key in base[kind].keys() ^ new[kind].keys() if kind == "hardware" or key == PROMPTS}
+        unknown = {key for key in base[kind].keys() ^ new[kind].keys() if kind == "hardware" or key in (PROMPTS, WEIGHTS)}
         sides = [{key: side[key] for key in side if key not in unknown} for side in (base[kind], new[kind])]
         rows = _differences(sides[0], sides[1])
         if any(row.key in ("batch_size", "prompt_tokens") for row in rows):  # prompts of other shapes always differ
@@ -119,7 +122,8 @@ def check_comparable(
             continue
         if fact.kind == "workload" and not fact.settings and fact.key in ("source", "prompt_tokens", PROMPTS) and model_differs:
             continue  # another model has another tokenizer, and so other lengths
-        option = " ".join(f"--experiment {key}" for key in unnamed) if unnamed else f"--allow {fact.kind}"
+        shown = unnamed if len(unnamed) <= _MOST_NAMED else list(dict.fromkeys(key.split(".")[0] for key in unnamed))
+        option = " ".join(f"--experiment {key}" for key in shown) if shown else f"--allow {fact.kind}"
         raise ConfigError(
             f"The runs differ in their {fact.kind}: {fact.key} is {fact.base} on one side and {fact.new} on the other.",
             f"If that is the experiment, add {option}; otherwise compare runs with the same {fact.key}.",
@@ -249,6 +253,9 @@ def cautions(
     if experiment and other:
         found.append(f"In addition to the experiment, these settings differ: {', '.join(other)}.")
     found += [*unknown_records([*base, *new]), *machine_cautions([*base, *new])]
+    kinds = [next((run.model.weights.kind for run in side if run.model.weights), "unknown") for side in timings]
+    if kinds[0] != kinds[1]:
+        found.append(f"The weights are {kinds[0]} in base and {kinds[1]} in new.")
     clocks = list(dict.fromkeys(run.clock for side in timings for run in side))
     if len(clocks) > 1:
         found.append(f"The runs were timed by different clocks: {' and '.join(clocks)}.")

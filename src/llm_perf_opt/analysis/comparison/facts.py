@@ -13,8 +13,8 @@ KINDS: tuple[Kind, ...] = ("hardware", "model", "workload")
 Facts = dict[Kind, dict[str, str]]
 """By kind, a value by dotted key. Unknown facts are left out and do not count as different."""
 
-PROMPTS = "prompts"
-"""Key of the prompts' checksum."""
+PROMPTS, WEIGHTS = "prompts", "weights"
+"""Keys of the prompts' checksum and of the source of the weights; older runs may not have recorded them."""
 _OF_HOST = ("cpu.name", "cpu.usable", "cpu.frequency_max_mhz", "cpu.governor")
 _OF_GPU = (
     "gpu.name",
@@ -94,6 +94,7 @@ def _model(timings: CleanTimings) -> dict[str, Any]:
     model = timings.model
     return {
         "name": model.name,
+        **({} if model.weights is None else {WEIGHTS: model.weights.kind}),
         "class": model.model_class,
         "parameters": model.parameters,
         "weight_bytes": model.weight_bytes,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.cost_model.cost import step_cost
-from llm_perf_opt.analysis.cost_model.work import Step
+from llm_perf_opt.analysis.cost_model.work import Logits, Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.findings.finding import (
     HOST_BOUND,
@@ -194,8 +194,10 @@ def logits_for_the_whole_prompt(evidence: Evidence) -> Finding | None:
     if isinstance(request, Missing):
         return None
     work = timings.workload
-    lean = step_cost(request.architecture, Step(work.batch_size, work.padded_tokens, 0, "last"), request.formats)
-    most, least = (best_roofline_time(cost, efficiency.peak_sets) for cost in (request.prefill, lean))
+    both: tuple[Logits, Logits] = ("all", "last")
+    steps = [Step(work.batch_size, work.padded_tokens, 0, logits) for logits in both]
+    costs = [step_cost(request.architecture, step, request.formats) for step in steps]
+    most, least = (best_roofline_time(cost, efficiency.peak_sets) for cost in costs)
     if isinstance(most, Missing) or isinstance(least, Missing):
         return None
     saved = (most[1].seconds - least[1].seconds) * 1e9 * stage.units

@@ -162,9 +162,10 @@ class Outcome:
 def outcome(chosen: Selection, stage: str, launches: Maybe[int], joined: Maybe[float]) -> Outcome:
     """Compare the plan with the `launches` counted and the share of the stage's kernel time that is `joined` to them."""
     step = f" of step {chosen.step}" if chosen.step else ""
+    whose = f"the kernel time of {chosen.stage}" if "/" in chosen.stage else "its kernel time"
     planned = (
         f"Counters of {stage}: planned {len(chosen.kernels)} functions, selected from {chosen.source}; "
-        f"{chosen.launch_count:,} launches{step}, which represent {percentage(chosen.coverage, 1)} of its kernel time."
+        f"{chosen.launch_count:,} launches{step}, which represent {percentage(chosen.coverage, 1)} of {whose}."
     )
     if isinstance(launches, Missing) or isinstance(joined, Missing):
         missing = next(value for value in (launches, joined) if isinstance(value, Missing))

@@ -22,6 +22,8 @@ _ABI_TAG = re.compile(r"\[abi:\w+\]")
 _OPERATOR = re.compile(r"\boperator\s*(\(\s*\)|<=>|<<=|>>=|->\*|<<|>>|<=|>=|->|<|>)")
 _TOKEN = re.compile(r"\s+|::|-?\d+[uUlL]{1,3}\b|-?\d[\w.]*|~?[A-Za-z_$\ue000-\uf8ff][\w$#\ue000-\uf8ff]*|.", re.DOTALL)
 _INTEGER = re.compile(r"(-?\d+)[uUlL]{0,3}$")
+_MANGLED = re.compile(r"_Z(?:N[rVK]*)?(?:St)?")
+_LENGTH = re.compile(r"L?([1-9]\d{0,5})")
 _IGNORED = {"const", "volatile", "struct", "class", "enum", "__restrict__"}
 _CONSTANTS = {"true": "1", "false": "0"}
 _OPERATOR_BASE = 0xE000
@@ -40,7 +42,24 @@ def normal_name(name: str) -> str:
 def function_name(name: str) -> str:
     """Return the function without return type, namespaces, template arguments and parameters (the tools' base name)."""
     words = _parsed(name)
-    return _collapsed(name) if words is None else _restored(words[-1].parts[-1].name)
+    return _mangled_function(name) or _collapsed(name) if words is None else _restored(words[-1].parts[-1].name)
+
+
+def _mangled_function(name: str) -> str:
+    """Return the function of a mangled name, in which each part follows its length; "" if it is not one.
+
+    Only a name that starts with _ZN has several parts. After the only part of another, the types of its parameters follow.
+
+    Profilers leave names mangled that are too long to demangle. Nothing after the first template arguments is read.
+    """
+    start = _MANGLED.match(name)
+    at, found = (start.end() if start else len(name)), ""
+    while (length := _LENGTH.match(name, at)) is not None and length.end() + int(length[1]) <= len(name):
+        at = length.end() + int(length[1])
+        found = name[length.end() : at]
+        if not name.startswith("_ZN"):
+            break
+    return found
 
 
 def has_arguments(name: str) -> bool:

@@ -6,6 +6,7 @@ names (no namespace, template or parameters), because the tool matches and count
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from llm_perf_opt.core.units import percentage
 
 SECONDS_PER_PASS = 0.03
 """Time of one replay, including saving and restoring memory, on an H200 (0.4 s per kernel at 14 passes)."""
+_MOST_NAMED = 8
+"""The most kernels that a message names."""
 STEADY_STEP = 2
 """The third step; the first ones still allocate memory and choose algorithms."""
 
@@ -77,12 +80,37 @@ class Selection:
     notes: tuple[str, ...] = ()
 
 
-def expected_passes(metrics: Sequence[str], sections: Sequence[str] = ()) -> int:
+@dataclass(frozen=True)
+class Wanted:
+    """Which launches the user wants counted."""
+
+    top: int
+    """At least this many functions …"""
+    coverage: float
+    """… and as many as take this share of the kernel time."""
+    pattern: str | None = None
+    """Only functions whose name contains a match of this regular expression."""
+    skip: int | None = None
+    """Skip this many matching launches of the stage and count the next ones, whatever time they take."""
+    count: int | None = None
+    """How many to count after `skip`; None: as many as the budget allows."""
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the launches are given by number."""
+        return self.skip is not None or self.count is not None
+
+    def matches(self, function: str) -> bool:
+        """Return whether the pattern allows a function."""
+        return self.pattern is None or re.search(self.pattern, function) is not None
+
+
+def expected_passes(metrics: Sequence[str], sections: int = 0) -> int:
     """Return an estimate of the replays per launch; only the tool knows how it groups counters."""
     patched = sum("__sass_" in name for name in metrics)  # counted by instrumented code, one replay each
     derived = sum("throughput" in name or ".pct_of_peak" in name for name in metrics)
     plain = len(metrics) - patched - derived
-    return max(1, math.ceil(plain / 4) + derived + patched + 5 * len(sections))
+    return max(1, math.ceil(plain / 4) + derived + patched + 5 * sections)
 
 
 def select(
@@ -90,8 +118,7 @@ def select(
     launches: Sequence[Launch],
     *,
     source: str,
-    top: int,
-    coverage: float,
+    wanted: Wanted,
     passes: int,
     budget_s: float,
 ) -> Maybe[Selection]:
@@ -99,10 +126,12 @@ def select(
 
     Select at least `top` functions, and enough to cover `coverage` of the kernel time, in the whole steady step if the budget
     allows it. Otherwise, select the consecutive launches within the budget and the number of functions whose kernels and
-    launch sizes take the most time.
+    launch sizes take the most time. Launches that the user gives by number are taken as they are.
     """
     if not launches:
         return Missing(f"the timeline has no kernel of {stage}")
+    if wanted.by_hand:
+        return _by_hand(stage, launches, wanted, source=source, passes=passes, budget_s=budget_s)
     step = min(STEADY_STEP, max(launch.step for launch in launches))
     sampled = [launch for launch in launches if launch.step == step]
     if not sampled:
@@ -110,19 +139,27 @@ def select(
     whole_ns = max(1, sum(launch.duration_ns for launch in sampled))
     ranked = _ranked(sampled)
     collectives = {launch.function for launch in launches if _collective(launch)}
-    replayable = [entry for entry in ranked if entry[0] not in collectives]
+    matching = [entry for entry in ranked if wanted.matches(entry[0])]
+    if not matching:
+        return _no_match(stage, wanted, [entry[0] for entry in ranked])
+    replayable = [entry for entry in matching if entry[0] not in collectives]
     if not replayable:
         return Missing(f"{stage} ran only collectives, which are never replayed")
     allowed = int(budget_s / (passes * SECONDS_PER_PASS))
     if not allowed:
         return Missing(f"no launch of {stage} fits in {budget_s:g} s at {passes} passes")
-    wanted = _enough(replayable, top, coverage * whole_ns)
-    stretches = [_stretch(sampled, {name for name, _, _ in wanted[:count]}, allowed) for count in range(len(wanted), 0, -1)]
+    enough = _enough(replayable, wanted.top, wanted.coverage * whole_ns)
+    stretches = [_stretch(sampled, {name for name, _, _ in enough[:count]}, allowed) for count in range(len(enough), 0, -1)]
     best = max(stretches, key=lambda found: found.covered_ns)  # on a tie, the first has the most functions
-    chosen = wanted[: len(best.functions)]
+    chosen = enough[: len(best.functions)]
     before = sum(launch.function in best.functions for launch in launches if launch.step < step)
     covered = best.covered_ns / whole_ns
-    reachable = sum(total for _, _, total in replayable)
+    reachable = sum(total for _, _, total in replayable) / whole_ns
+    least = wanted.coverage if wanted.pattern is None else min(wanted.coverage, reachable)
+    notes = [
+        *_pattern_note(wanted, reachable),
+        *_notes(collectives, enough, chosen, _Shares(covered, reachable, least), budget_s),
+    ]
     return Selection(
         stage=str(stage),
         source=source,
@@ -134,8 +171,55 @@ def select(
         steps_needed=step + 1,
         passes=passes,
         seconds=round(best.count * passes * SECONDS_PER_PASS, 1),
-        notes=tuple(_notes(collectives, wanted, chosen, _Shares(covered, reachable / whole_ns, coverage), budget_s)),
+        notes=tuple(notes),
     )
+
+
+def _by_hand(
+    stage: str, launches: Sequence[Launch], wanted: Wanted, *, source: str, passes: int, budget_s: float
+) -> Maybe[Selection]:
+    """Return the launches that the user gives by number, of all functions that match and are not collectives."""
+    collectives = {launch.function for launch in launches if _collective(launch)}
+    matching = [launch for launch in launches if wanted.matches(launch.function) and launch.function not in collectives]
+    if not matching:
+        return _no_match(stage, wanted, [launch.function for launch in launches])
+    skip = wanted.skip or 0
+    count = wanted.count or max(1, int(budget_s / (passes * SECONDS_PER_PASS)))
+    chosen = matching[skip : skip + count]
+    if not chosen:
+        return Missing(f"{stage} has {len(matching)} matching launches, so none is left after skipping {skip}")
+    steps = {launch.step for launch in chosen}
+    sampled = [launch for launch in launches if launch.step in steps]
+    whole_ns = max(1, sum(launch.duration_ns for launch in sampled))
+    variants = {launch.variant for launch in chosen}
+    covered_ns = sum(launch.duration_ns for launch in sampled if launch.variant in variants)
+    return Selection(
+        stage=str(stage),
+        source=source,
+        step=min(steps),
+        kernels=tuple(SelectedKernel(name, calls, total, total / whole_ns) for name, calls, total in _ranked(matching)),
+        coverage=covered_ns / whole_ns,
+        launch_skip=skip,
+        launch_count=len(chosen),
+        steps_needed=max(steps) + 1,
+        passes=passes,
+        seconds=round(len(chosen) * passes * SECONDS_PER_PASS, 1),
+        notes=(f"The launches are those of profiling.ncu.launch_skip={skip} and launch_count={len(chosen)}.",),
+    )
+
+
+def _no_match(stage: str, wanted: Wanted, functions: Sequence[str]) -> Missing:
+    if wanted.pattern is None:
+        return Missing(f"{stage} ran only collectives, which are never replayed")
+    first = list(dict.fromkeys(functions))
+    shown = ", ".join(first[:_MOST_NAMED]) + (f" and {len(first) - _MOST_NAMED} more" if len(first) > _MOST_NAMED else "")
+    return Missing(f"no kernel of {stage} matches {wanted.pattern!r}; it ran {shown}")
+
+
+def _pattern_note(wanted: Wanted, share: float) -> list[str]:
+    if wanted.pattern is None:
+        return []
+    return [f"Only kernels that match {wanted.pattern!r} are counted; they take {percentage(share)} of the kernel time."]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ from llm_perf_opt.counters.catalog import CounterRoles
 
 TIME_DIFFERS = 0.25
 """Difference between Nsight Compute's and the trace's duration above which it is reported."""
+OTHER_WORK = 3.0
+"""Factor between these durations above which the sampled launches did other work than those of the trace: persistent kernels
+have one grid for every amount of work. Conditions alone (clocks, caches) change durations by less."""
 WAVES = "launch__waves_per_multiprocessor"
 _BY_TIME = frozenset({"sm_pct", "dram_pct", "occupancy_pct", "waves"})
 """Means over launch sizes that are weighted by time instead of calls."""
@@ -255,7 +258,7 @@ def _row(
         found = joined.found.get((name, grid, block))
         counted: Maybe[PerCall] = NOT_SAMPLED if why is None else why
         if found and not isinstance(roles, Missing):
-            counted = _mean_call(found, roles)
+            counted = _of_same_work(_mean_call(found, roles), sum(use.total_ns for use in group) / max(calls[(grid, block)], 1))
         total = sum(use.total_ns for use in group)
         sampled, by_name = (len(found.samples), found.by_name) if found else (0, False)
         variants.append(Variant(grid, block, calls[(grid, block)], total, sampled, by_name, counted))
@@ -271,6 +274,17 @@ def _row(
         variants=tuple(variants),
         per_call=_over_variants(variants, why or NOT_SAMPLED),
     )
+
+
+def _of_same_work(counted: PerCall, trace_ns: float) -> Maybe[PerCall]:
+    """Return the counters of a launch size, or Missing if its sampled launches cannot stand for those of the trace."""
+    if isinstance(counted.time_ns, Missing) or not counted.time_ns or not trace_ns:
+        return counted
+    ratio = counted.time_ns / trace_ns
+    if 1 / OTHER_WORK <= ratio <= OTHER_WORK:
+        return counted
+    far = f"{ratio:.1f} times as long as" if ratio > 1 else f"{1 / ratio:.1f} times shorter than"
+    return Missing(f"its sampled launches were {far} those of the trace, so they did other work")
 
 
 def _mean_call(joined: Joined, roles: CounterRoles) -> PerCall:

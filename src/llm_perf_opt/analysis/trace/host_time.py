@@ -269,6 +269,8 @@ class _Components:
 _BY_COMPONENT = (
     ("norms", HostRow.ELEMENTWISE, HostRow.NORM),
     ("attention_core", HostRow.MATMUL, HostRow.ATTENTION),
+    ("vision_norms", HostRow.ELEMENTWISE, HostRow.NORM),
+    ("vision_attention_core", HostRow.MATMUL, HostRow.ATTENTION),
 )
 """Component, row by the operator's name, row in this component."""
 

@@ -25,7 +25,8 @@ class HostRow(str, Enum):
 
 _NAMES = {
     HostRow.MATMUL: """
-        addmm mm bmm baddbmm addbmm mv addmv dot vdot linear matmul einsum conv1d thnn_conv2d slow_conv2d_forward
+        addmm mm bmm baddbmm addbmm mv addmv dot vdot linear matmul einsum conv1d conv2d conv3d convolution
+        thnn_conv2d slow_conv2d_forward slow_conv3d slow_conv3d_forward
         convolution_overrideable _int_mm _scaled_mm _grouped_mm _addmm_activation _weight_int8pack_mm _weight_int4pack_mm_for_cpu
         _dyn_quant_matmul_4bit _linear_pointwise qlinear_pointwise _mkl_linear mkldnn_linear linear_dynamic linear_relu_dynamic
         _convolution mkldnn_convolution onednn_mm onednn_scaled_mm weight_packed_linear cpu_gemm_wna16
@@ -55,8 +56,8 @@ _NAMES = {
 _KNOWN = {name: row for row, names in _NAMES.items() for name in names.split()}
 _WRAPPER_NAMES = """
     linear matmul einsum scaled_dot_product_attention softmax layer_norm group_norm rms_norm batch_norm to _to_copy contiguous
-    stack repeat zeros ones full item is_nonzero conv1d _convolution zeros_like ones_like full_like new_zeros new_full new_ones
-    index_put_ embedding pad
+    stack repeat zeros ones full item is_nonzero conv1d conv2d conv3d convolution _convolution thnn_conv2d slow_conv3d zeros_like
+    ones_like full_like new_zeros new_full new_ones index_put_ embedding pad
 """
 _WRAPPERS = frozenset(_WRAPPER_NAMES.split())
 """Operators that only call others: their own time is framework overhead if they do."""

@@ -111,6 +111,7 @@ def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
                 device_self_ns=on_device[1],
                 cpu_memory_bytes=Missing(NO_MEMORY),
                 device_memory_bytes=Missing(NO_MEMORY if on_gpu else "the run is on the CPU"),
+                flops=Missing("a trace does not show the FLOPs of an operator"),
             )
         )
     return tuple(sorted(rows, key=_weight))

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.kernels.names import function_name
 from llm_perf_opt.analysis.kernels.selection import Launch
 from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.stages import DOMAIN, Stage
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind, different
 from llm_perf_opt.traces.projection import NONE, Bool, Projection, nearest_marked, step_of_work, through
 
@@ -21,6 +21,14 @@ ANY_DOMAIN = "*"
 def stage_launches(trace: Trace, projection: Projection, stage: Stage) -> list[Launch]:
     """Return every kernel launched inside a range of this stage; `step` is the index of the stage's instance."""
     return _launches(trace, projection, step_of_work(trace, projection, stage))
+
+
+def substage_launches(trace: Trace, projection: Projection, stage: Stage, name: str) -> list[Launch]:
+    """Return the kernels of `stage_launches` that were launched inside the sub-stage `name`."""
+    domains = np.array([text == DOMAIN for text in trace.names] + [True])  # labels of torch.profiler have none
+    marked = nearest_marked(projection.parent, _named(trace, name) & domains[trace.ranges.domain])
+    inside = through(projection.range_of_work, marked) != NONE
+    return _launches(trace, projection, np.where(inside, step_of_work(trace, projection, stage), NONE))
 
 
 def kernels_per_instance(trace: Trace, projection: Projection, stage: Stage) -> float | None:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import wraps
 from typing import Any, Protocol
 
-from llm_perf_opt.core.stages import DOMAIN
+from llm_perf_opt.core.stages import DOMAIN, Stage
 
 
 class StageMarker(Protocol):
@@ -28,7 +28,18 @@ def marked(name: str) -> Iterator[None]:
     """Open an NVTX range in the domain LLM and a record_function label of the same name."""
     from torch.profiler import record_function
 
-    with _nvtx_range(name), record_function(name):
+    with nvtx_range(name), record_function(name):
+        yield
+
+
+_GATES = {Stage.PROFILE.value: "range", Stage.DECODE.value: "decode_all"}
+"""Stage → the range that the gates of the profiling guides wait for: `range@LLM` of nsys, `LLM@decode_all/` of ncu."""
+
+
+@contextmanager
+def marked_for_guides(name: str) -> Iterator[None]:
+    """As `marked`; the measured iteration and decode also lie in the range that the gates of the guides wait for."""
+    with nvtx_range(_GATES[name]) if name in _GATES else _NOTHING, marked(name):
         yield
 
 
@@ -77,11 +88,12 @@ def labeled_forward(module: Any, label: str) -> Iterator[None]:
 
 
 @contextmanager
-def _nvtx_range(name: str) -> Iterator[None]:
+def nvtx_range(name: str, domain: str = DOMAIN) -> Iterator[None]:
+    """Open an NVTX range."""
     try:
         import nvtx
     except ImportError:  # not Linux: there are no Nsight tools either
         yield
         return
-    with nvtx.annotate(name, domain=DOMAIN):
+    with nvtx.annotate(name, domain=domain):
         yield

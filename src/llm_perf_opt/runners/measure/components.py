@@ -27,12 +27,39 @@ RULES: tuple[tuple[str, bool, ComponentName], ...] = (
 )
 """The first matching rule applies. Time in an inner component does not count for the outer one."""
 
+_PROJECTOR = r"(multi_modal_projector|aligner|merger|deepstack_merger_list)"
+_ENCODER = r"(vision_tower|vision_model|visual|high_res_vision_\w+)"
+IMAGE_RULES: tuple[tuple[str, ComponentName], ...] = (
+    # (end of the path of a module inside an image encoder or a projector, component)
+    (rf"{_PROJECTOR}(\..*)?", "projector"),
+    (rf"{_ENCODER}\..*(position_embeddings?|pos_embed|pre_layrnorm|query_\w+)", "vision_norms"),
+)
+IN_ENCODER: dict[ComponentName, ComponentName] = {
+    "attention_projections": "vision_attention_projections",
+    "attention_core": "vision_attention_core",
+    "mlp": "vision_mlp",
+    "norms": "vision_norms",
+}
+"""Component of a text decoder → the same inside an image encoder."""
+
 _COMPILED = [(re.compile(rf"(?:.*\.)?{pattern}"), matrix, part) for pattern, matrix, part in RULES]
+_IMAGE_COMPILED = [(re.compile(rf"(?:.*\.)?{pattern}"), part) for pattern, part in IMAGE_RULES]
+_IMAGE = re.compile(rf"(?:.*\.)?({_ENCODER}|{_PROJECTOR})\..+")
 
 
-def part_of(path: str, multiplies: bool) -> ComponentName | None:
-    """Return the component of a module; None for a container."""
-    return next((part for rule, matrix, part in _COMPILED if rule.fullmatch(path) and (multiplies or not matrix)), None)
+def part_of(path: str, multiplies: bool, convolves: bool = False) -> ComponentName | None:
+    """Return the component of a module, by its path and whether its weight is that of a product or a convolution.
+
+    None for a container.
+    """
+    inside = _IMAGE.fullmatch(path) is not None
+    if inside and convolves:
+        return "vision_convolutions"
+    for rule, image_part in _IMAGE_COMPILED:
+        if rule.fullmatch(path):
+            return image_part
+    part = next((part for rule, matrix, part in _COMPILED if rule.fullmatch(path) and (multiplies or not matrix)), None)
+    return IN_ENCODER.get(part) if inside and part is not None else part
 
 
 @contextmanager
@@ -41,7 +68,8 @@ def labeled_parts(model: Any) -> Iterator[None]:
     with ExitStack() as hooks:
         for path, module in model.named_modules():
             weight = getattr(module, "weight", None)
-            part = part_of(path, weight is not None and weight.dim() == 2)
+            dimensions = 0 if weight is None else weight.dim()
+            part = part_of(path, dimensions == 2, dimensions > 2)
             if part is not None:
                 hooks.enter_context(labeled_forward(module, PART_LABEL + part))
         yield

@@ -5,7 +5,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -145,6 +145,8 @@ class Meter(RequestMeter):
         self._marker = marker
         self._spans: list[tuple[str, int, int]] = []
         self._tokens: list[Any] = []
+        self.around_prefill: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Opened before each prefill and closed with it: hooks whose cost must not be part of decode steps."""
 
     def iterate(self) -> Iteration:
         """Run one request, from an idle device to an idle device."""
@@ -154,11 +156,13 @@ class Meter(RequestMeter):
         self._spans = []
         marks: list[int] = []
         tokens = []
+        hooks = ExitStack()
+        hooks.enter_context(self.around_prefill())
         clock.synchronize()
         started = time.monotonic_ns()
         with marker(Stage.PROFILE.value):
             marks.append(clock.mark())
-            with marker(Stage.PREFILL.value):
+            with hooks, marker(Stage.PREFILL.value):
                 token = runner.prefill(self._prompts)
             marks.append(clock.mark())
             tokens.append(token)

@@ -1,6 +1,7 @@
 """The telemetry sampler, a separate process next to the unprofiled pass.
 
-`python -m llm_perf_opt.runners.measure.nvml --out FILE --interval S --gpu N|none` writes one JSON line per reading.
+`python -m llm_perf_opt.runners.measure.nvml --out FILE --interval S --gpu N|none [--prometheus FILE]` writes one JSON line per
+reading. The file of an exporter is read whenever it has changed.
 A line on standard input is the pid to watch; end of input ends the sampler, so it cannot outlive its parent.
 """
 
@@ -16,10 +17,12 @@ from typing import Any, BinaryIO
 import msgspec
 import psutil
 
+from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.core.host import cpu_frequency_mhz, usable_cpus
-from llm_perf_opt.core.machine_records import CpuSample, TelemetryHeader
+from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, TelemetryHeader
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.runners.measure.gpu import handle_of, nvml, sample
+from llm_perf_opt.traces.prometheus import read_prometheus
 
 READY = "ready"
 
@@ -51,7 +54,31 @@ class HostReader:
         return CpuSample(at_ns, machine, ours, rss, cpu_frequency_mhz("current"))
 
 
-def run(out: Path, interval_s: float, gpu_index: int | None) -> None:
+class ExporterFile:
+    """The file of an exporter, which may change while the sampler runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+
+    def changed(self, at_ns: int) -> ExporterReading | None:
+        """Return the content of the file if it has changed since the last call."""
+        try:
+            state = self._path.stat()
+            stamp = state.st_mtime_ns, state.st_size
+        except OSError:
+            stamp = 0, -1
+        if stamp == self._seen:
+            return None
+        self._seen = stamp
+        try:
+            found = read_prometheus(self._path)
+        except LlmPerfError as error:
+            return ExporterReading(at_ns, stamp[0], {}, why=error.fact)
+        return ExporterReading(at_ns, stamp[0], found.series, found.kinds, found.note)
+
+
+def run(out: Path, interval_s: float, gpu_index: int | None, prometheus: Path | None = None) -> None:
     """Sample until standard input ends."""
     with (
         out.open("wb") as file,
@@ -61,6 +88,7 @@ def run(out: Path, interval_s: float, gpu_index: int | None) -> None:
         note = str(handle.why) if isinstance(handle, Missing) else ""
         _write(file, header=TelemetryHeader(interval_s, usable_cpus(), note))
         host = HostReader()
+        exporter = ExporterFile(prometheus) if prometheus else None
         print(READY, flush=True)
         due = time.monotonic()
         while _wait(host, due):
@@ -68,6 +96,8 @@ def run(out: Path, interval_s: float, gpu_index: int | None) -> None:
             _write(file, cpu=host.sample(now))
             if not isinstance(handle, Missing):
                 _write(file, gpu=sample(library, handle, time.monotonic_ns()))
+            if exporter and (reading := exporter.changed(time.monotonic_ns())):
+                _write(file, exporter=reading)
             due = max(due + interval_s, time.monotonic())
 
 
@@ -96,8 +126,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--interval", type=float, required=True)
     parser.add_argument("--gpu", required=True, help="index, or none")
+    parser.add_argument("--prometheus", type=Path, help="a file in the Prometheus text format")
     arguments = parser.parse_args()
-    run(arguments.out, arguments.interval, None if arguments.gpu == "none" else int(arguments.gpu))
+    run(arguments.out, arguments.interval, None if arguments.gpu == "none" else int(arguments.gpu), arguments.prometheus)
 
 
 if __name__ == "__main__":

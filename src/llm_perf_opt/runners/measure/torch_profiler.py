@@ -3,7 +3,7 @@
 import gzip
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from llm_perf_opt.analysis.trace.operators import operator_rows, stage_activity_of
 from llm_perf_opt.config.schema import TorchPreset
 from llm_perf_opt.core.host_records import ProfilerCost
-from llm_perf_opt.core.records import Iteration, Maybe, Missing, OperatorRow, PartTime, StageActivity
+from llm_perf_opt.core.records import NO_FLOPS, NO_FORMULA, Iteration, Maybe, Missing, OperatorRow, PartTime, StageActivity
 from llm_perf_opt.core.stages import PART_LABEL, STAGE_NAMES, Stage
 from llm_perf_opt.runners.measure.components import Range, Timeline, host_times, kernel_times
 from llm_perf_opt.runners.measure.profiler_cost import profiler_cost
@@ -20,8 +20,11 @@ from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 PRESETS: dict[TorchPreset, dict[str, Any]] = {
     "minimal": {},
     "default": {"record_shapes": True, "profile_memory": True, "with_modules": True},
-    "max": {"record_shapes": True, "profile_memory": True, "with_modules": True, "with_stack": True},
+    "full": {"record_shapes": True, "profile_memory": True, "with_modules": True, "with_flops": True},
+    "max": {"record_shapes": True, "profile_memory": True, "with_modules": True, "with_flops": True, "with_stack": True},
 }
+_FIRST_ONLY = ("profile_memory", "with_flops")
+"""On a CPU, recorded in the first iteration only: both lengthen operators."""
 
 
 @dataclass(frozen=True)
@@ -42,35 +45,45 @@ _OWN_WORK = ("Instrumentation", "Resource")
 
 def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path) -> Profiled:
     """Profile one iteration after a profiler warm-up iteration; write the gzipped Chrome trace to `trace`."""
-    return _profile_gpu(iterate, preset, trace) if cuda else _profile_cpu(iterate, preset, trace)
+    profiled = _profile_gpu if cuda else _profile_cpu
+    try:
+        return profiled(iterate, preset, trace)
+    except UnicodeDecodeError:  # with stacks, torch loses the name of a module that is imported meanwhile; now it is imported
+        return profiled(iterate, preset, trace)
 
 
 def _profile_cpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: Path) -> Profiled:
-    """Profile two iterations: the first warms the profiler up and records memory, which lengthens operators."""
+    """Profile two iterations: the first warms the profiler up and records memory and FLOPs, which lengthens operators."""
     from torch.profiler import ProfilerActivity, profile
 
-    settings = {key: value for key, value in PRESETS[preset].items() if key != "profile_memory"}
-    memory = PRESETS[preset].get("profile_memory", False)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=memory, **settings) as first:
+    settings = {key: value for key, value in PRESETS[preset].items() if key not in _FIRST_ONLY}
+    with profile(activities=[ProfilerActivity.CPU], **PRESETS[preset]) as first:
         iterate()
+    extra = {row.name: row for row in operators(first.key_averages(), preset, cuda=False)} if PRESETS[preset] else {}
     with profile(activities=[ProfilerActivity.CPU], **settings) as profiler:
         measured = iterate()
     _export(profiler, trace)
     found = operator_rows(read_torch_trace(trace), on_gpu=False)  # torch's own table takes seconds
-    allocated: dict[str, Maybe[int]] = {}
-    if memory:
-        allocated = {row.name: row.cpu_memory_bytes for row in operators(first.key_averages(), preset, cuda=False)}
-    unknown = _OTHER_ITERATION if memory else _no_memory(preset)
     return Profiled(
         iteration=measured,
-        operators=[replace(row, cpu_memory_bytes=allocated.get(row.name, unknown)) for row in found if not _is_label(row.name)],
+        operators=[_with_extra(row, extra, preset) for row in found if not _is_label(row.name)],
         activity=Missing("the run is on the CPU"),
         parts=part_times(_events(profiler), cuda=False),
         cost=profiler_cost(settings),
     )
 
 
-_OTHER_ITERATION = Missing("the operator did not run in the iteration whose memory was recorded")
+_OTHER_ITERATION = Missing("the operator did not run in the iteration whose memory and FLOPs were recorded")
+
+
+def _with_extra(row: OperatorRow, extra: Mapping[str, OperatorRow], preset: TorchPreset) -> OperatorRow:
+    """Return an operator with the memory and the FLOPs of the iteration that recorded them."""
+    found, wanted = extra.get(row.name), PRESETS[preset]
+    memory: Maybe[int] = _OTHER_ITERATION if wanted.get("profile_memory") else _no_memory(preset)
+    flops: Maybe[int] = _OTHER_ITERATION if wanted.get("with_flops") else NO_FLOPS
+    if found is not None:
+        memory, flops = found.cpu_memory_bytes, found.flops
+    return replace(row, cpu_memory_bytes=memory, flops=flops)
 
 
 def _no_memory(preset: TorchPreset) -> Missing:
@@ -94,6 +107,30 @@ def _profile_gpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: P
         activity=stage_activity(events),
         parts=part_times(events, cuda=True),
     )
+
+
+def profile_steps(step: Callable[[int], Any], steps: int, warmup: int, trace: Path) -> Any:
+    """Profile `steps` calls of a function after `warmup` others; write the gzipped Chrome trace and return the profiler."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    with profile(activities=activities, schedule=schedule(wait=0, warmup=warmup, active=steps), record_shapes=True) as profiler:
+        for number in range(warmup + steps):
+            step(number)
+            if number < warmup + steps - 1:  # a step after the last one would end the recording and start another
+                profiler.step()
+    _export(profiler, trace)
+    return profiler
+
+
+def operators_of(profiler: Any) -> list[OperatorRow]:
+    """Return the operators of any torch.profiler that has ended."""
+    from torch.profiler import ProfilerActivity
+
+    cuda = ProfilerActivity.CUDA in profiler.activities
+    return operators(profiler.key_averages(), "default" if profiler.profile_memory else "minimal", cuda)
 
 
 def _export(profiler: Any, trace: Path) -> None:
@@ -188,6 +225,7 @@ def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRo
     memory = PRESETS[preset].get("profile_memory", False)
     no_memory = _no_memory(preset)
     no_device = Missing("the run is on the CPU")
+    flops = PRESETS[preset].get("with_flops", False)
 
     rows = []
     for row in averages:
@@ -203,6 +241,7 @@ def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRo
                 device_self_ns=_ns(row.self_device_time_total) if cuda else no_device,
                 cpu_memory_bytes=int(row.self_cpu_memory_usage) if memory else no_memory,
                 device_memory_bytes=(int(row.self_device_memory_usage) if memory else no_memory) if cuda else no_device,
+                flops=(int(row.flops) or NO_FORMULA) if flops else NO_FLOPS,
             )
         )
     return sorted(rows, key=_weight, reverse=True)
