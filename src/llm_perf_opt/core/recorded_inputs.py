@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError, words_of
+from llm_perf_opt.core.run_folder import check_plain
 from llm_perf_opt.core.user_files import open_ordinary
 
 _MOST_BYTES = 64 * 1024 * 1024
@@ -43,6 +44,7 @@ def read_inputs(path: Path) -> RecordedInputs:
         raise ResourceError(f"{path} is larger than {_MOST_BYTES >> 20} MiB.", _REMEDY)
     try:
         values: Any = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader
+        check_plain(values, len(content))  # only aliases make more values than there are bytes
         found = msgspec.convert(values, RecordedInputs)
     except (yaml.YAMLError, msgspec.ValidationError, RecursionError, ValueError, AttributeError) as error:  # as `read_values`
         reason = " ".join(str(error).split())[:200]

@@ -323,7 +323,7 @@ class PromptImages:
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """How images stand in a prompt."""
+    """The placeholder tokens of the images in the prompts."""
 
     lengths: tuple[int, ...]
     """Tokens of each image, in the order of the prompts."""
