@@ -56,7 +56,7 @@ def test_a_huge_file_is_refused_without_reading_it_all(tmp_path: Path) -> None:
 def test_aliases_cannot_multiply_the_ids(tmp_path: Path) -> None:
     file = tmp_path / "inputs.yaml"
     file.write_text(f"new_tokens: 2\nsha256: x\nids:\n- &a {[1] * 1000}\n" + "- *a\n" * 1000)
-    with pytest.raises(ConfigError, match="more than .* values"):
+    with pytest.raises(ConfigError, match=r"more than .* values"):
         read_inputs(file)
 
 
