@@ -65,7 +65,7 @@ def build_ncu_cmd(
         raise ConfigError("ncu has no NVTX gate.", "Put the range into `ranges`, in ncu syntax.")
     for expression in ranges:
         check_gate("ncu", expression, ours=request.ours, substages=request.substages)
-    argv = [str(ncu), "--target-processes", "all", "--replay-mode", request.replay]
+    argv = [str(ncu), "--target-processes", "all", "--config-file", "off", "--replay-mode", request.replay]
     argv += ["--clock-control", request.clock_control, "--cache-control", request.cache_control]
     argv += ["--profile-from-start", "off"] if gate.kind == "cudaProfilerApi" else []
     argv += ["--nvtx"] if ranges else []
