@@ -411,6 +411,15 @@ def test_an_unknown_setting_of_hydra_is_named(project: Path) -> None:
     assert "'foo'" in refusal().fact
 
 
+def test_a_file_may_refer_to_what_hydra_knows(project: Path) -> None:
+    write(project / "conf" / "hydra" / "default.yaml", "run:\n  dir: out/${hydra:runtime.choices.model}/${hydra.job.name}\n")
+    assert compose(["model=gpt2"]).run_dir == Path("out/gpt2/llm-perf_random")
+    write(project / "conf" / "hydra" / "default.yaml", "run:\n  dir: out/${hydra:job.nothing}\n")
+    assert "hydra.run.dir" in refusal().fact
+    write(project / "conf" / "hydra" / "default.yaml", "run: 5\n")
+    refusal()
+
+
 def test_what_looks_like_an_option_and_is_none_is_said(project: Path) -> None:
     write(project / "conf" / "model" / "other.yml", "name: x\n")
     assert "conf/model/other.yml is not read" in refusal("model=other").fact

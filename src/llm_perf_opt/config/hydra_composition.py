@@ -44,9 +44,8 @@ class HydraResult:
 
 def compose_values(overrides: Sequence[str], searched: Sequence[Path]) -> HydraResult:
     """Compose the options of the folders `searched`, in this order, and of the package with the overrides."""
-    from hydra import compose, initialize_config_module
+    from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException, MissingConfigException
 
     _register_resolvers()
@@ -55,9 +54,7 @@ def compose_values(overrides: Sequence[str], searched: Sequence[Path]) -> HydraR
     try:
         with initialize_config_module(CONF_MODULE, version_base="1.3"):
             sources += _add_sources(searched)
-            composed = compose("config", overrides=[*overrides], return_hydra_config=True)
-            HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}
-            choices = {str(group): str(option) for group, option in composed.hydra.runtime.choices.items()}
+            composed, choices = _composed(overrides)
             loaded = [file for source in sources for file in source.loaded]
             files = tuple(sorted(loaded, key=lambda file: GROUPS.index(file.group) if file.group in GROUPS else -1))
             return HydraResult(_plain(composed), _run_dir(composed), choices, files)
@@ -72,7 +69,37 @@ def compose_values(overrides: Sequence[str], searched: Sequence[Path]) -> HydraR
         raise ConfigError(fact, _look_at(sources) or "Look at the values given.") from error
     finally:
         GlobalHydra.instance().clear()
-        HydraConfig.instance().cfg = None
+
+
+def _composed(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """Return the composed options and the selected option of each group.
+
+    These are the steps of Hydra's `compose` without its settings for logging and launchers, which take longer than ours.
+    The section `hydra` has what a file may refer to.
+    """
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    loader: Any = GlobalHydra.instance().config_loader()
+    parsed, repository = loader._parse_overrides_and_create_caching_repo("config", [*overrides])
+    loader.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
+    found = create_defaults_list(repository, "config", parsed, prepend_hydra=False, skip_missing=False)
+    composed: DictConfig = loader._compose_config_from_defaults_list(found.defaults, repository)
+    choices = {str(group): str(option) for group, option in found.overrides.known_choices.items()}
+    facts = {"runtime": {"cwd": str(Path.cwd()), "choices": choices}, "job": {"name": "llm-perf"}}
+    OmegaConf.update(composed, "hydra", OmegaConf.merge(facts, composed.get("hydra") or {}), force_add=True)
+    OmegaConf.set_struct(composed, True)
+    loader._apply_overrides_to_config(found.config_overrides, composed)
+    OmegaConf.register_new_resolver("hydra", lambda key: _setting_of_hydra(composed, key), replace=True)  # ${hydra:runtime.cwd}
+    return composed, choices
+
+
+def _setting_of_hydra(composed: DictConfig, key: str) -> Any:
+    found = OmegaConf.select(composed.hydra, key)
+    if found is None:
+        raise ValueError(f"there is no '{key}' here; there are runtime.cwd, runtime.choices.GROUP and job.name")
+    return found
 
 
 def first_sentence(error: BaseException) -> str:
@@ -106,8 +133,13 @@ def _look_at(sources: "Sequence[OwnSource]") -> str:
 
 
 def _run_dir(composed: DictConfig) -> Path:
+    from hydra.conf import HydraConf
+
+    for name in composed.hydra:
+        if name not in HydraConf.__dataclass_fields__:
+            raise ConfigError(f"Hydra has no setting '{name}'.", "The only one that is used is hydra.run.dir.")
     try:
-        text = str(composed.hydra.run.dir)
+        text = "" if OmegaConf.is_config(composed.hydra.run.dir) else str(composed.hydra.run.dir)
     except OmegaConfBaseException as error:
         raise ConfigError(f"hydra.run.dir: {first_sentence(error)}", "Give a folder that does not exist yet.") from error
     path = Path(text)

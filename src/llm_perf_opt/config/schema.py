@@ -259,7 +259,7 @@ class ProfilingConfig:
     max_trace_gb: float
     """The most disk space, in GB of 10⁹ bytes, that nsys or ncu may take while it records; then its pass is stopped."""
     ceilings_s: float | None = None
-    """Seconds to spend on measuring the peaks; None: 9 on a GPU, 4 on a CPU."""
+    """Seconds to spend on measuring the peaks; None: 9 on a GPU, 3 on a CPU."""
     passes: dict[str, Any] = field(default_factory=dict)
     """The settings of every other pass by name: `enable` and the fields of its dataclass."""
 
