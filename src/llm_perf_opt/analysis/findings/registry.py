@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.findings import cpu, device, host, kernels, trust
 from llm_perf_opt.analysis.findings.finding import Kind, without_overrides
 from llm_perf_opt.analysis.trace.document import Finding
-from llm_perf_opt.analysis.trace.labels import engine_dialects
+from llm_perf_opt.analysis.trace.labels import is_engines
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
@@ -68,7 +68,7 @@ def _applicable(finding: Finding, evidence: Evidence) -> Finding:
     if not overrides:
         return finding
     runtime = evidence.facts.setting("runtime.type")
-    if runtime is None and evidence.method.split(",")[0] in engine_dialects():
+    if runtime is None and is_engines(evidence.method.split(",")[0]):
         return without_overrides(finding)
     if runtime not in (None, PYTORCH) and any(override.startswith(_OWN_SETTINGS) for override in overrides):
         return without_overrides(finding)

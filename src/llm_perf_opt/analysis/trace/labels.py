@@ -1,7 +1,7 @@
 """Labels in traces: the dialects that engines label stages in, and labels that are neither stages nor modules."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ class Dialect:
     """Whether only labels in this tool's NVTX domain count, because names such as `decode` are common."""
 
 
+_OWN, _PROFILER = "labels", "profiler_step"
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\d+")
 """The label that torch.profiler puts around each step of its schedule."""
 _SGLANG_STEP = re.compile(r"step\[(\w+)(?: .*)?\]")
@@ -62,21 +63,19 @@ _OTHER_ENGINES = (Dialect("sglang", _sglang), Dialect("atom", _atom))
 """Engines whose traces are supported without a runtime."""
 
 
-def dialects() -> tuple[Dialect, ...]:
-    """Return every dialect in the order they are tried, the most informative first."""
+def dialects() -> Iterator[Dialect]:
+    """Yield every dialect in the order they are tried, the most informative first. Runtimes are imported only if reached."""
+    yield Dialect(_OWN, _own, our_domain_only=True)
     labels = [[Dialect(label.name, label.stage_of) for label in runtime.labels] for runtime in all_traits()]
-    return (
-        Dialect("labels", _own, our_domain_only=True),
-        *(first for first, *_ in filter(None, labels)),
-        *_OTHER_ENGINES,
-        *(other for _, *others in filter(None, labels) for other in others),
-        Dialect("profiler_step", by_step(_PROFILER_STEP.pattern)),
-    )
+    yield from (first for first, *_ in filter(None, labels))
+    yield from _OTHER_ENGINES
+    yield from (other for _, *others in filter(None, labels) for other in others)
+    yield Dialect(_PROFILER, by_step(_PROFILER_STEP.pattern))
 
 
-def engine_dialects() -> frozenset[str]:
-    """Return the dialects of serving engines, whose settings are not this tool's."""
-    return frozenset(dialect.name for dialect in dialects()) - {"labels", "profiler_step"}
+def is_engines(dialect: str) -> bool:
+    """Return whether this is a dialect of a serving engine, whose settings are not this tool's."""
+    return dialect not in (_OWN, _PROFILER) and any(dialect == known.name for known in dialects())
 
 
 def label_lines(trace: Trace, stages: TraceStages) -> list[LabelLine]:
