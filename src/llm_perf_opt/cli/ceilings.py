@@ -13,7 +13,7 @@ def ceilings(
     device_index: Annotated[int, typer.Option(min=0, help="Which GPU, in the driver's order.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default torch decides.")] = None,
     budget_s: Annotated[
-        float | None, typer.Option(min=0.05, max=600, help="How many seconds to measure; by default 9 on a GPU, 4 on a CPU.")
+        float | None, typer.Option(min=0.05, max=600, help="How many seconds to measure; by default 9 on a GPU, 3 on a CPU.")
     ] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again even if a cached result exists.")] = False,
     as_json: Json = False,

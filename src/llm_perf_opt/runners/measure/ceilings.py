@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 
-BUDGET_S = {"cuda": 9.0, "cpu": 4.0}
+BUDGET_S = {"cuda": 9.0, "cpu": 3.0}
 """Default measuring time, without loading the framework and filling memory."""
 MODEL_SHARE = 0.4
 """Measuring time of a model's own shapes, relative to that of the device."""
@@ -319,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device-index", type=int, default=0)
     parser.add_argument("--threads", type=int, help="host threads of the framework; default: its own choice")
     parser.add_argument("--cpus", help="CPUs to run on, such as 0-3,8; default: all that are allowed")
-    parser.add_argument("--budget-s", type=float, help="seconds to spend on measuring; default: 9 on a GPU, 4 on a CPU")
+    parser.add_argument("--budget-s", type=float, help="seconds to spend on measuring; default: 9 on a GPU, 3 on a CPU")
     parser.add_argument("--model", type=Path, help="weight matrices of a model that are measured too: ModelLinears, JSON")
     parser.add_argument("--refresh", action="store_true", help="measure even if a cached result exists")
     parser.add_argument("--out", type=Path, required=True, help="output file, JSON")
