@@ -18,6 +18,7 @@ from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.runtimes import all_traits, known_runtimes, runtime_named, traits_of
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.processes import ask
+from llm_perf_opt.runners import ENTRY_POINTS
 from llm_perf_opt.traces import trace_mark
 from plugins import bring, installed, llm_perf, llm_perf_process, the_minimal_runner
 from trace_builders import Builder
@@ -30,8 +31,9 @@ def brought(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path / "site"
 
 
-def test_the_package_brings_three() -> None:
-    assert [runtime.name for runtime in known_runtimes() if not runtime.provided_by] == ["pytorch", "vllm", "tensorrtllm"]
+def test_the_packages_runtimes_come_first() -> None:
+    assert [runtime.name for runtime in known_runtimes() if not runtime.provided_by] == [*ENTRY_POINTS]
+    assert [*ENTRY_POINTS][:2] == ["pytorch", "vllm"]
 
 
 def test_an_unknown_one_is_answered_with_what_is_there() -> None:
@@ -150,7 +152,7 @@ def test_the_packages_runtimes_are_declared_without_loading_torch() -> None:
         "import sys; from llm_perf_opt.config.runtimes import all_traits\n"
         "print([one.name for one in all_traits()], sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
     )
-    assert ask([sys.executable, "-c", code]) == "['pytorch', 'vllm', 'tensorrtllm'] []"
+    assert ask([sys.executable, "-c", code]) == f"{[*ENTRY_POINTS]} []"
     assert {name for one in all_traits() for name in one.packages} >= {"torch", "vllm", "tensorrt-llm"}
 
 

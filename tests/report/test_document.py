@@ -13,7 +13,21 @@ from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine, Gp
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.report.document import Cell, Column, Document, Item, Items, Paragraph, Section, Table, cell, name_cell, numbers
+from llm_perf_opt.report.document import (
+    Cell,
+    Column,
+    Document,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    Share,
+    StackedBar,
+    Table,
+    cell,
+    name_cell,
+    numbers,
+)
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.run_document import run_document
@@ -178,6 +192,14 @@ def test_names_become_no_markup_wherever_they_are(name: str) -> None:
     assert len(page.headings) == 2
     assert set(page.markup) <= {"strong"}
     assert len(page.tables) == 1
+
+
+def test_a_reader_sees_the_words_of_a_bar_as_they_are() -> None:
+    shares = [Share("a_b", "1.617 µs", "< 0.1 %", 0.001, "red"), Share("c*d*", "3 ms", "99.9 %", 0.999, "blue", "2 – 4 ms")]
+    page = read(render_markdown(Document("x", "", "", [Section("s", "S", [StackedBar("b", "T", "D", shares)])])))
+    assert "a_b: 1.617 µs, < 0.1 %" in page.text
+    assert "c*d*: 3 ms, 99.9 % (2 – 4 ms)" in page.text
+    assert set(page.markup) <= {"strong"}
 
 
 def test_the_terminal_cuts_names_so_that_rows_fit() -> None:

@@ -91,10 +91,7 @@ def _fence(text: str) -> str:
 
 
 def _bar(block: StackedBar) -> list[str]:
-    parts = [
-        f"{escape(share.label)}: {escape(share.time)}, {escape(share.percent)} {escape(_bracketed(share.within))}".strip()
-        for share in block.shares
-    ]
+    parts = [f"{share.label}: {share.time}, {share.percent} {_bracketed(share.within)}" for share in block.shares]
     return [f"{_strong(block.title)} {escape(block.detail)}".strip(), _list((_line(part) for part in parts), "*")]
 
 
