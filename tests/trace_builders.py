@@ -101,3 +101,26 @@ def _table(kind: Any, rows: Iterable[tuple[Any, ...]]) -> Any:
     rows = list(rows)
     empty = kind.none()
     return kind(*(np.array([row[place] for row in rows], column.dtype) for place, column in enumerate(empty.columns().values())))
+
+
+PACKED = [
+    ("fused_add_rms_norm_kernel", "norms"),
+    ("nvjet_qkv", "attention_projections"),
+    ("rotary_embedding_kernel", "attention_core"),
+    ("reshape_and_cache_flash_kernel", "attention_core"),
+    ("flash_fwd_splitkv_kernel", "attention_core"),
+    ("flash_fwd_splitkv_combine_kernel", "attention_core"),
+    ("nvjet_o", "attention_projections"),
+    ("cublasLt::splitKreduce_kernel", "attention_projections"),
+    ("fused_add_rms_norm_kernel", "norms"),
+    ("nvjet_gate_up", "mlp"),
+    ("act_and_mul_kernel", "mlp"),
+    ("nvjet_down", "mlp"),
+]
+"""Kernels of a decoder layer as engines run it, each with its component; HEAD runs before the layers, TAIL after them."""
+HEAD = [
+    ("multi_tensor_apply_kernel", "other"),
+    ("flash::prepare_varlen_num_blocks_kernel", "attention_core"),
+    ("embedding_kernel", "other"),
+]
+TAIL = [("rms_norm_kernel", "norms"), ("nvjet_head", "lm_head"), ("reduce_kernel<ArgMaxOps>", "other"), ("Memcpy", "other")]

@@ -191,7 +191,7 @@ def test_labels_of_engines_inside_the_profilers_steps(label: Callable[[int], str
         ("decode_step", 3, 135 * US),
     ]
     assert stage_of(found, "decode").wall_ns == 2 * STEP + 89 * US
-    assert ids(found) == {"host_between_steps"}
+    assert ids(found) == {"unoverlapped_scheduling"}
 
 
 def test_the_profilers_steps_alone() -> None:

@@ -290,7 +290,36 @@ def test_devices_and_spans_are_in_the_json(traces: Path) -> None:
 def test_modules_of_an_eager_trace_that_labels_none_are_refused(traces: Path) -> None:
     done = analyze(traces / "nsys_decode.sqlite.gz", "--modules-from", traces / "torch_trace.json.gz")
     assert done.returncode == 5
-    assert "labels no modules" in done.stderr
+    assert "no module labels" in done.stderr
     done = analyze(traces / "torch_trace.json.gz", "--modules-from", traces / "nsys_truncated.sqlite.gz")
     assert done.returncode == 5
     assert "is incomplete" in done.stderr
+
+
+ENGINES = Path(__file__).parents[1] / "fixtures" / "engines"
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "kernel_ns", "nodes"),
+    [("vllm_graph_capture", 7, 19_633, 421), ("sglang_graph_capture_bs32", 2, 11_015, 544)],
+)
+def test_the_capture_of_a_graph_is_recognized_and_not_refused(name: str, kernels: int, kernel_ns: int, nodes: int) -> None:
+    found = as_json(ENGINES / f"{name}.json.gz", "--no-cache")
+    assert found["complete"] is True
+    assert (found["gpu"]["kernels"], found["gpu"]["kernel_ns"]) == (kernels, kernel_ns)
+    assert [problem["id"] for problem in found["problems"]] == ["graph_capture"]
+    assert found["captures"]["captures"][0]["nodes"] == sum(found["captures"]["operators"].values()) == nodes
+    assert found["findings"] == []
+    assert found["budgets"] == []
+    assert "capture" in found["why"]
+
+
+def test_a_full_graph_decode_has_components_and_with_its_capture_operators() -> None:
+    replay, capture = (ENGINES / f"{name}.json.gz" for name in ("vllm_decode_full_graph", "vllm_graph_capture"))
+    found = as_json(replay, "--no-cache", "--modules-from", str(capture))
+    assert found["components"]["coverage"]["decode_step"] > 0.99
+    assert sum(row["kernel_ns"] for row in found["components"]["rows"]) == found["gpu"]["kernel_ns"]
+    assert sum(row["self_ns"] for row in found["borrowed"]["operators"]) == found["gpu"]["kernel_ns"]
+    shown = analyze(replay, "--no-cache", "--modules-from", capture).stdout
+    assert "Components of decode_step" in shown
+    assert "vllm::moe_forward" in shown

@@ -11,7 +11,14 @@ from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence, RunFacts
 from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.trace.accounting import Account, StageTime, account
-from llm_perf_opt.analysis.trace.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
+from llm_perf_opt.analysis.trace.attribution import (
+    OwnerRow,
+    attribute,
+    has_components,
+    has_modules,
+    modules_by_time,
+    operators_by_time,
+)
 from llm_perf_opt.analysis.trace.document import (
     ON_CPU,
     BudgetLine,
@@ -27,12 +34,14 @@ from llm_perf_opt.analysis.trace.document import (
     TraceAnalysis,
 )
 from llm_perf_opt.analysis.trace.gpu_metrics import device_lines, device_name, gpu_metric_lines
+from llm_perf_opt.analysis.trace.graph_modules import capture_table
 from llm_perf_opt.analysis.trace.intervals import exact_sum
 from llm_perf_opt.analysis.trace.labels import label_lines
 from llm_perf_opt.analysis.trace.operators import host_table
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.analysis.trace.stage_launches import kernels_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
+from llm_perf_opt.analysis.trace.step_components import component_table
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.traces.events import Trace, different
 from llm_perf_opt.traces.health import examined
@@ -92,6 +101,8 @@ def _analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFac
     kernels = kernels_by_time(trace)
     total = account.total
     modules, operators = _owners(trace, stages)
+    captures = capture_table(trace)
+    is_capture = captures is not None and sum(line.nodes for line in captures.captures) > total.kernels.count
     return TraceAnalysis(
         source=source,
         complete=True,
@@ -100,21 +111,23 @@ def _analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFac
         stages=[_stage(time) for time in account.stages],
         kernels=[KernelLine(row.name, row.kind.value, row.calls, row.total_ns, row.mean_ns, row.share) for row in kernels],
         idle=[IdleLine(cause.label, ns) for cause, ns in total.idle.items() if ns],
-        findings=list(find(evidence)),
-        why="",
+        findings=[] if is_capture else list(find(evidence)),
+        why=_CAPTURE if is_capture else "",
         profiler=trace.source,
         device=_device(trace),
         stage_method=stages.method,
         stage_why=stages.why,
         stage_coverage=stages.coverage,
         unknown_share=sum(row.share for row in kernels if row.kind is KernelClass.OTHER) if kernels else None,
-        budgets=[_budget(stage.budget, stage.unit) for stage in evidence.stages],
+        budgets=[] if is_capture else [_budget(stage.budget, stage.unit) for stage in evidence.stages],
         steps=_steps(account),
         modules=modules,
         operators=operators,
         devices=device_lines(trace, stages, account),
         gpu_metrics=gpu_metric_lines(trace, stages) if len(trace.samples) else [],
         labels=label_lines(trace, stages),
+        components=None if has_components(trace) else component_table(trace, stages),
+        captures=captures,
     )
 
 
@@ -144,6 +157,7 @@ def _host_only(trace: Trace, stages: TraceStages, evidence: Evidence, source: st
         steps=_host_steps(stages),
         host=host_table(trace, stages) if len(trace.operators) else None,
         labels=label_lines(trace, stages),
+        captures=capture_table(trace),
     )
 
 
@@ -155,6 +169,7 @@ def _host_steps(stages: TraceStages) -> list[StepLine]:
     return [StepLine(stages.step_stage, number, wall, *[None] * 6) for number, wall in enumerate(walls)]
 
 
+_CAPTURE = "the trace records the capture of CUDA graphs, which is no step of the model"
 _NO_WORK = ProblemLine(
     "no_device_work",
     "the trace contains no GPU work",

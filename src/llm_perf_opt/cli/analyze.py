@@ -24,7 +24,9 @@ def analyze(
     modules_from: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN|TRACE", help="Take the modules of CUDA graph kernels from this eager run or trace of the same model."
+            metavar="RUN|TRACE",
+            help="Take the modules of CUDA graph kernels from this eager run or trace of the same model, or modules and "
+            "operators from this trace of the graphs' capture.",
         ),
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Parse the trace again and do not cache the result.")] = False,

@@ -38,6 +38,7 @@ from llm_perf_opt.report.document import (
     numbers,
 )
 from llm_perf_opt.report.findings import banner_items, finding_blocks
+from llm_perf_opt.report.graph_tables import borrowed_tables, capture_tables, structure_tables
 from llm_perf_opt.report.terminal import render_text
 from llm_perf_opt.report.text import duration, grouped, percent, significant
 
@@ -56,7 +57,7 @@ SAMPLED = (
     "kernels. Units are in the names, percent by default; the number of samples is in brackets."
 )
 _NO_LENGTH = Missing("it has no duration")
-_OTHER_THREAD = Missing("the range may end on another thread than it started on")
+_OTHER_THREAD = Missing("the range may end on a different thread from the one it started on")
 
 
 def budget_table(number: int, budget: BudgetTable) -> Table:
@@ -212,7 +213,9 @@ def trace_document(found: TraceAnalysis, top: int = TOP) -> Document:
             _untitled("idle", _idle(found)),
             _untitled("kernels", _kernels(found, top)),
             _untitled("owners", [*_owners("modules", found.modules, top), *_owners("operators", found.operators, top)]),
-            _untitled("borrowed", _borrowed(found, top)),
+            _untitled("components", structure_tables(found.components)),
+            _untitled("captures", capture_tables(found.captures, min(top, _OWNERS))),
+            _untitled("borrowed", borrowed_tables(found.borrowed, min(top, _OWNERS))),
             _untitled("metrics", gpu_metric_tables(found.gpu_metrics, top)),
             Section("findings", "What to change first", _findings(found)),
         ]
@@ -334,19 +337,6 @@ def _owners(what: str, rows: Sequence[OwnerLine], top: int) -> list[Block]:
     for row in shown:
         counts = (count_cell(row.calls), count_cell(row.kernels))
         table.add(name_cell(row.name), *counts, _time(row.self_ns), _time(row.total_ns), cell(row.share, percent))
-    return [table]
-
-
-def _borrowed(found: TraceAnalysis, top: int) -> list[Block]:
-    """Return modules taken from another trace, with the share that each rule attributes."""
-    borrowed = found.borrowed
-    if borrowed is None:
-        return []
-    shares = ", ".join(f"{rule} {percent(share)}" for rule, share in borrowed.coverage.items() if share)
-    caption = f"Modules from the eager trace {borrowed.source}; share of the kernel time by rule: {shares}"
-    table = Table("borrowed", caption, [Column("module"), *numbers("kernels", "self", "share")])
-    for row in borrowed.rows[: min(top, _OWNERS)]:
-        table.add(name_cell(row.name), count_cell(row.kernels), _time(row.self_ns), cell(row.share, percent))
     return [table]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.traces.events import MOST_NS, Bool, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
+from llm_perf_opt.traces.graph_capture import graph_captures, while_capturing
 from llm_perf_opt.traces.projection import (
     NONE,
     Projection,
@@ -18,7 +19,6 @@ from llm_perf_opt.traces.projection import (
     own_stage,
     packed_keys,
     project,
-    while_capturing,
 )
 from llm_perf_opt.traces.silent_stages import CUT_SHORT, WORKING_STAGES, silent_stages
 
@@ -74,6 +74,7 @@ def trace_problems(
         *_no_kernels(trace, expected),
         *_launches_without_kernels(trace),
         *silent_stages(trace, projection, expected.ranges),
+        *_captures(trace),
         *_calls_stop_early(trace),
         *_work_without_calls(trace, projection),
         *_clocks(trace, projection),
@@ -189,6 +190,20 @@ def _launches_without_kernels(trace: Trace) -> Iterator[TraceProblem]:
         if lost:
             fact = f"{lost:,} of {len(launched):,} {what} have no kernel in the trace"
             yield TraceProblem(id, fact, fatal=lost > TOLERATED_SHARE * len(launched), remedy=CUT_SHORT)
+
+
+def _captures(trace: Trace) -> Iterator[TraceProblem]:
+    """Note that the trace records the capture of graphs, whose launches rightly have no kernel."""
+    captures = graph_captures(trace)
+    if not captures:
+        return
+    nodes = sum(len(capture.nodes) for capture in captures)
+    graphs = f"{len(captures):,} CUDA graphs" if len(captures) > 1 else "a CUDA graph"
+    fact = (
+        f"the trace records the capture of {graphs}: {nodes:,} captured calls have no kernel, because nothing runs until a replay"
+    )
+    remedy = "To attribute the kernels of a replay in another trace: llm-perf analyze REPLAY --modules-from THIS_TRACE."
+    yield TraceProblem("graph_capture", fact, fatal=False, remedy=remedy)
 
 
 def _calls_stop_early(trace: Trace) -> Iterator[TraceProblem]:

@@ -277,7 +277,7 @@ class _Reader:
 
     def _text_problems(self) -> list[TraceProblem]:
         damaged = self._database.damaged_texts
-        what = f"{damaged:,} texts of the report are not valid UTF-8; invalid characters are replaced"
+        what = f"{damaged:,} strings in the report are not valid UTF-8; invalid characters are replaced"
         return [TraceProblem("invalid_text", what, fatal=False)] if damaged else []
 
 

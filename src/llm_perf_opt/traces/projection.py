@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.core.stages import DOMAIN, Stage
-from llm_perf_opt.traces.events import NO_NAME, HostCalls, Int32, Int64, RangeKind, Ranges, Trace, different_pairs
+from llm_perf_opt.traces.events import NO_NAME, HostCalls, Int32, Int64, RangeKind, Ranges, Trace
 from llm_perf_opt.traces.events import Bool as Bool
 from llm_perf_opt.traces.nesting import MOST_DEPTH, depth_error, depths, lanes_of, nest, numbered
 from llm_perf_opt.traces.nesting import NONE as NONE
@@ -175,7 +175,7 @@ def _label(trace: Trace, domain: int, name: int) -> str:
 # --- launch calls -----------------------------------------------------------------------------------------------------
 
 # `cudaLaunchKernel_v7000`, `cuLaunchKernelEx`, `cudaLaunchCooperativeKernel_ptsz`; `cudaLaunchHostFunc` runs on the host.
-_KERNEL = re.compile(r"(cu|cuda|hip)(Ext|Module)?Launch(?!HostFunc)\w*")
+_KERNEL = re.compile(r"(cu|cuda|hip)(Ext)?(Module)?Launch(?!HostFunc)\w*")
 _GRAPH = re.compile(r"(cu|cuda|hip)GraphLaunch(_\w+)?")
 
 
@@ -189,35 +189,18 @@ def is_graph_launch(call: str) -> bool:
     return _GRAPH.fullmatch(call) is not None
 
 
-_CAPTURE_BEGINS = re.compile(r"cu(da)?StreamBeginCapture\w*")
-_CAPTURE_ENDS = re.compile(r"cu(da)?StreamEndCapture\w*")
-
-
 def kernel_launches(trace: Trace) -> Bool:
     """Return, per call, whether it launches one kernel."""
-    return _named(trace, is_kernel_launch)
+    return calls_named(trace, is_kernel_launch)
 
 
 def graph_launches(trace: Trace) -> Bool:
     """Return, per call, whether it launches a CUDA graph."""
-    return _named(trace, is_graph_launch)
+    return calls_named(trace, is_graph_launch)
 
 
-def while_capturing(trace: Trace) -> Bool:
-    """Return, per call, whether its thread was capturing a CUDA graph, when launches run nothing."""
-    begins, ends = _named(trace, _CAPTURE_BEGINS.fullmatch), _named(trace, _CAPTURE_ENDS.fullmatch)
-    inside = np.zeros(len(trace.calls), np.bool_)
-    if not begins.any():
-        return inside
-    for process, thread in zip(*different_pairs(trace.calls.process[begins], trace.calls.thread[begins]), strict=True):
-        mine = np.flatnonzero((trace.calls.process == process) & (trace.calls.thread == thread))
-        steps: Int64 = np.cumsum(begins[mine].astype(np.int64) - ends[mine])
-        lowest = np.minimum(np.minimum.accumulate(steps), 0)  # an end whose begin was before the recording
-        inside[mine] = steps > lowest
-    return inside
-
-
-def _named(trace: Trace, test: Callable[[str], object]) -> Bool:
+def calls_named(trace: Trace, test: Callable[[str], object]) -> Bool:
+    """Return, per call, whether its name passes a test."""
     matches = np.array([bool(test(name)) for name in trace.names] + [False], np.bool_)  # the last entry is for NO_NAME
     chosen: Bool = matches[trace.calls.name]
     return chosen

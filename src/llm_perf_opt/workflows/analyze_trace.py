@@ -48,10 +48,16 @@ def analyze_source(source: Path, *, use_cache: bool = True) -> SourceAnalysis:
 
 
 def with_borrowed_modules(found: SourceAnalysis, source: Path, eager: Path) -> SourceAnalysis:
-    """Add the modules of CUDA graph kernels, taken from an eager trace or run of the same model."""
+    """Add the modules of CUDA graph kernels, taken from an eager trace or run of the same model or from the graphs' capture."""
     from llm_perf_opt.analysis.trace.attribution import attribute, has_modules
-    from llm_perf_opt.analysis.trace.graph_modules import AttributedTrace, borrow_modules, borrowed_table
+    from llm_perf_opt.analysis.trace.graph_modules import (
+        AttributedTrace,
+        borrow_from_capture,
+        borrow_modules,
+        borrowed_table,
+    )
     from llm_perf_opt.analysis.trace.stages import find_stages
+    from llm_perf_opt.traces.graph_capture import graph_captures, graph_replays
     from llm_perf_opt.traces.health import examined
     from llm_perf_opt.workflows.queries import open_source
 
@@ -64,11 +70,15 @@ def with_borrowed_modules(found: SourceAnalysis, source: Path, eager: Path) -> S
             raise ParseError(f"The trace of {path} is incomplete: modules cannot be taken from it.", "Record it again.")
         stages = find_stages(trace)
         both.append(AttributedTrace(trace, stages, attribute(trace, stages)))
-    if not has_modules(both[0].trace):
+    if graph_captures(both[0].trace) and graph_replays(both[1].trace, both[1].attribution.call):
+        taken = borrow_from_capture(both[0].trace, both[1])
+    elif has_modules(both[0].trace):
+        taken = borrow_modules(*both)
+    else:
         raise ParseError(
-            f"{eager} labels no modules.", "Record it with profiling.torch.preset=max, or with_modules=True in torch.profiler."
+            f"{eager} has no module labels.", "Record it with profiling.torch.preset=max, or with_modules=True in torch.profiler."
         )
-    table = borrowed_table(borrow_modules(*both), both[1].trace, str(eager))
+    table = borrowed_table(taken, both[1].trace, str(eager))
     return replace(found, document=msgspec.structs.replace(found.document, borrowed=table))
 
 

@@ -3,6 +3,7 @@
 import itertools
 from difflib import SequenceMatcher
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from llm_perf_opt.analysis.trace.graph_modules import (
     BorrowedModules,
     MatchedBy,
     align_modules,
+    borrow_from_capture,
     borrow_modules,
     borrowed_table,
+    capture_table,
     common_subsequence,
 )
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.traces.events import Trace
+from llm_perf_opt.traces.open_trace import read_trace
 from trace_builders import Builder
 
 SEQUENCE = st.lists(st.integers(0, 4), max_size=24)
@@ -162,7 +166,7 @@ def named(found: BorrowedModules) -> list[str | None]:
 def test_the_same_kernels_without_labels_get_them_back_in_every_step() -> None:
     found = borrow_modules(eager(), graph([kernel for kernel, _ in KERNELS]))
     assert named(found) == [module for _, module in KERNELS] * STEPS
-    assert found.coverage == {"own": 0.0, "name": 1.0, "class": 0.0, "between": 0.0, "nothing": 0.0}
+    assert found.coverage == {"own": 0.0, "name": 1.0, "class": 0.0, "between": 0.0, "capture": 0.0, "nothing": 0.0}
 
 
 def test_what_the_eager_pass_does_not_know_stays_without_and_is_shown() -> None:
@@ -192,3 +196,72 @@ def test_the_table_sums_to_what_has_a_module() -> None:
     table = borrowed_table(borrow_modules(eager(), other), other.trace, "eager.json")
     assert [(row.name, row.kernels, row.self_ns) for row in table.rows] == [("Attention_0", 9, 90), ("Norm_0", 3, 30)]
     assert sum(row.share for row in table.rows) == pytest.approx(1 - (table.coverage["nothing"] or 0))
+
+
+ENGINES = Path(__file__).parents[2] / "fixtures" / "engines"
+
+
+@pytest.mark.parametrize(
+    ("capture", "replay", "nodes", "capture_ns", "operators"),
+    [
+        (
+            "vllm_graph_capture",
+            "vllm_decode_full_graph",
+            421,
+            10_388_482,
+            {
+                "aten::addmm": (72, 953_882),
+                "aiter::rmsnorm2d_fwd_with_add_ck": (48, 326_031),
+            },
+        ),
+        (
+            "sglang_graph_capture_bs32",
+            "sglang_Qwen3-8B_decode",
+            544,
+            9_656_404,
+            {"aten::mm": (145, 5_782_257), "sgl_kernel::silu_and_mul": (36, 324_367)},
+        ),
+    ],
+)
+def test_each_kernel_of_a_replay_has_the_operator_of_its_captured_launch(
+    capture: str, replay: str, nodes: int, capture_ns: int, operators: dict[str, tuple[int, int]]
+) -> None:
+    """Traces of one engine process each: as many captured launches as kernels in the replay, in the same order."""
+    source, other = read_trace(ENGINES / f"{capture}.json.gz"), attributed(read_trace(ENGINES / f"{replay}.json.gz"))
+    found = borrow_from_capture(source, other)
+    assert int((found.matched_by == MatchedBy.CAPTURE).sum()) == nodes
+    table = borrowed_table(found, other.trace, capture)
+    lines = {line.name: (line.kernels, line.self_ns) for line in table.operators}
+    assert {name: lines[name] for name in operators} == operators
+    total = int((other.trace.work.end_ns - other.trace.work.start_ns)[other.trace.work.kind == 0].sum())
+    assert round(found.coverage["capture"] * total) == capture_ns  # type: ignore[operator]
+    captured = capture_table(source)
+    assert captured is not None
+    assert [line.nodes for line in captured.captures] == [nodes]
+    assert sum(captured.operators.values()) == nodes
+
+
+def test_a_capture_of_another_graph_gives_nothing() -> None:
+    source = read_trace(ENGINES / "sglang_graph_capture_bs32.json.gz")
+    found = borrow_from_capture(source, attributed(read_trace(ENGINES / "vllm_decode_full_graph.json.gz")))
+    assert found.coverage["capture"] == 0
+
+
+def test_a_replay_in_the_trace_of_its_capture_has_the_captured_modules() -> None:
+    built = Builder()
+    built.call(0, 1, "cudaStreamBeginCapture", correlation=500)
+    for place, (_, module) in enumerate(KERNELS):
+        at = 10 + 20 * place
+        built.range(at, at + 10, f"nn.Module: {module}", "nn.Module")
+        built.call(at + 2, at + 4, "cudaLaunchKernel", correlation=501 + place)
+    built.call(200, 201, "cudaStreamEndCapture", correlation=600)
+    for step in range(STEPS):
+        begin = 1000 * (step + 1)
+        built.call(begin + 10, begin + 20, "cudaGraphLaunch", correlation=step + 1)
+        for place, (kernel, _) in enumerate(KERNELS):
+            built.kernel(begin + 30 + 20 * place, begin + 40 + 20 * place, kernel, correlation=step + 1, graph_node=place + 1)
+    trace = built.trace()
+    found = attribute(trace, find_stages(trace))
+    assert [found.modules[index] for index in found.module] == [module for _, module in KERNELS] * STEPS
+    assert found.coverage["module"] == 1.0
+    assert trace.name_of(int(trace.calls.name[found.call[0]])) == "cudaGraphLaunch", "it was launched by the replay"

@@ -275,3 +275,15 @@ def test_a_kernel_cut_in_two_leaves_the_causes_as_they_are(calls: list[Any], wor
         return  # which of several rows stands at an edge is another question
     whole, parts = built_from(calls, work), built_from(calls, rest + halves)
     assert gaps_of(*whole).by_cause() == gaps_of(*parts).by_cause()
+
+
+def test_graph_capture_the_launching_thread_captured_for_half_of_the_gap() -> None:
+    built = Builder()
+    built.launch(0, 10, 20)
+    built.call(30, 31, "cudaStreamBeginCapture", correlation=50)
+    built.call(40, 41, correlation=51)
+    built.call(80, 81, "cudaStreamEndCapture", correlation=52)
+    built.launch(100, 110, 120)
+    assert causes(built) == [(20, 110, "graph capture")]
+    built.launch(300, 310, 320)
+    assert causes(built)[1] == (120, 310, "launch-bound")

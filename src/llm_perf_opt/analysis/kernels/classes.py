@@ -79,6 +79,8 @@ RULES: tuple[tuple[KernelClass, str], ...] = (
     # --- experts: matrix products before routing -----------------------------------------------------------------------
     # matrix products of all experts at once
     (KernelClass.GEMM, r"fused_moe_kernel|moe_wna16|moe_gemm|group(ed)?_?(mm|gemm)|fused_experts"),
+    # routing in OpenAI's triton_kernels
+    (KernelClass.MOE_ROUTING, r"_topk_forward|bitmatrix|combined_routing"),
     # selection of experts
     (KernelClass.MOE_ROUTING, r"topk_?gating|topk_?softmax|grouped_topk|moe_?fused_?gate|routing(Main|Indices|Init|Deep|Custom)"),
     # tokens sorted by expert

@@ -1,6 +1,7 @@
 """Attribute device time: kernel → launch call → operator → module → stage and step.
 
-An operator or a module owns the work launched while it is open on the launching thread. Its *self* time excludes inner ones, its
+An operator or a module owns the work launched while it is open on the launching thread. The kernels of a replayed graph belong to
+the operators and modules of its capture, if the trace has it. Its *self* time excludes inner ones, its
 *total* time includes them; an operator inside another of the same name counts once.
 """
 
@@ -14,6 +15,7 @@ from llm_perf_opt.analysis.trace.intervals import distinct, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages, coverage_of
 from llm_perf_opt.core.stages import PART_LABEL
 from llm_perf_opt.traces.events import Int64, Operators, RangeKind, Ranges, Trace, different
+from llm_perf_opt.traces.graph_capture import by_capture, captures_by_kinds, graph_captures, graph_replays, nodes_of
 from llm_perf_opt.traces.nesting import Nesting, depths, lanes_of, nest
 from llm_perf_opt.traces.projection import NONE, launching_calls, through
 
@@ -70,9 +72,10 @@ class OwnerRow:
 def attribute(trace: Trace, stages: TraceStages) -> Attribution:
     """Return the owner of each row of device work on every level."""
     call = launching_calls(trace)
-    operator, operators = _owner(trace, call, trace.operators, np.arange(len(trace.operators)))
+    origin = _origins(trace, call)
+    operator, operators = _owner(trace, origin, trace.operators, np.arange(len(trace.operators)))
     modules, rows, of_range = _module_labels(trace)
-    module, _ = _owner(trace, call, trace.ranges, rows)
+    module, _ = _owner(trace, origin, trace.ranges, rows)
     stage = through(stages.of_work, stages.instances.stage)
     step = stages.of_stage(stages.step_stage) if stages.step_stage else np.full(len(trace.work), NONE, np.int64)
     levels = {
@@ -102,6 +105,11 @@ def has_modules(trace: Trace) -> bool:
     return any(MODULE_LABEL.fullmatch(trace.name_of(int(index))) for index in different(trace.ranges.name))
 
 
+def has_components(trace: Trace) -> bool:
+    """Return whether any range of the trace labels a component of the model."""
+    return any(trace.name_of(int(index)).startswith(PART_LABEL) for index in different(trace.ranges.name))
+
+
 def operators_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, ...]:
     """Return operators by their own device time, longest first."""
     names = trace.operators.name.astype(np.int64)
@@ -117,6 +125,34 @@ def modules_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, .
     nesting = nest(picked.start_ns, picked.end_ns, lanes_of((picked.process, picked.thread))[0])
     found = _by_owner(trace, owner, nesting.parent, of_range[rows], len(attribution.modules))
     return _rows(trace, [(attribution.modules[name], figures) for name, figures in found.items()])
+
+
+def _origins(trace: Trace, call: Int64) -> Int64:
+    """Return the call that owns each row of work: its captured launch for a replayed graph whose capture is in the trace."""
+    captures = graph_captures(trace)
+    replays = graph_replays(trace, call) if captures else ()
+    if not replays:
+        return call
+    operators = by_capture(captures, operator_names(trace, nodes_of(captures)))
+    known = captures_by_kinds(captures, lambda capture: operators[capture.begin])
+    origin: Int64 = call.copy()
+    for replay in replays:
+        if replay.kinds in known:
+            origin[replay.work] = known[replay.kinds].nodes
+    return origin
+
+
+def operator_names(trace: Trace, calls: Int64) -> tuple[str, ...]:
+    """Return the name of the innermost operator around each call; empty if there is none."""
+    operator, _ = _owner(trace, calls, trace.operators, np.arange(len(trace.operators)))
+    return tuple(trace.name_of(name) for name in through(operator, trace.operators.name).tolist())
+
+
+def module_names(trace: Trace, calls: Int64) -> tuple[str, ...]:
+    """Return the name of the innermost labeled module around each call; empty if there is none."""
+    modules, rows, of_range = _module_labels(trace)
+    module, _ = _owner(trace, calls, trace.ranges, rows)
+    return tuple(modules[index] if index != NONE else "" for index in through(module, of_range).tolist())
 
 
 def _owner(trace: Trace, call: Int64, table: Ranges | Operators, rows: Int64) -> tuple[Int64, Nesting]:

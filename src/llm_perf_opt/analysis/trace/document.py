@@ -156,7 +156,7 @@ class OwnerLine(msgspec.Struct, frozen=True):
 
 
 class BorrowedLine(msgspec.Struct, frozen=True):
-    """The kernels of one module, according to the eager trace of the same model."""
+    """The kernels of one module or operator, according to another trace of the same model."""
 
     name: str
     kernels: int
@@ -169,10 +169,56 @@ class BorrowedTable(msgspec.Struct, frozen=True):
     """Modules of CUDA graphs and compiled code."""
 
     source: str
-    """The eager trace."""
+    """The eager trace, or the trace of the capture."""
     coverage: dict[str, float | None]
-    """Share of the kernel time by how the module was found: own, name, class, between, nothing."""
+    """Share of the kernel time by how the module was found: own, name, class, between, capture, nothing."""
     rows: list[BorrowedLine]
+    operators: list[BorrowedLine] = msgspec.field(default_factory=list)
+    """Operators of the kernels, if the source records the capture of the graphs."""
+
+
+class ComponentLine(msgspec.Struct, frozen=True):
+    """The kernels of one component of the model in one stage."""
+
+    stage: str
+    name: str
+    """A component of the cost model; `other` for kernels outside the components, `unknown` for kernels without one."""
+    kernels: int
+    kernel_ns: int
+    share: float
+    """Share of the stage's summed kernel time."""
+
+
+class ComponentTable(msgspec.Struct, frozen=True):
+    """Components by the structure of the layers: the order of attention, products and norms in each step."""
+
+    evidence: dict[str, str]
+    """Stage → the structure that was found."""
+    why: dict[str, str]
+    """Stage → why some or all of its kernels have no component."""
+    coverage: dict[str, float | None]
+    """Stage → share of the summed kernel time with a component."""
+    rows: list[ComponentLine]
+
+
+class CaptureLine(msgspec.Struct, frozen=True):
+    """Graphs captured under one label."""
+
+    label: str
+    """The innermost range around the capture; empty if there is none."""
+    graphs: int
+    nodes: int
+    """Captured launches, copies and memsets; they run when a graph is replayed."""
+    wall_ns: int
+    """Host time of the capture under the profiler."""
+
+
+class CaptureTable(msgspec.Struct, frozen=True):
+    """The capture of CUDA graphs."""
+
+    captures: list[CaptureLine]
+    operators: dict[str, int]
+    """Operator → the nodes that it launched, most first."""
 
 
 class KernelLine(msgspec.Struct, frozen=True, rename={"kind": "class"}):
@@ -302,7 +348,7 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     idle: list[IdleLine]
     findings: list[Finding]
     why: str
-    """Why there are no numbers; empty if there are."""
+    """Why there are no numbers or, for the capture of CUDA graphs, no budgets and findings; empty if there are."""
     profiler: str
     device: str
     stage_method: str
@@ -327,3 +373,7 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     """Host time, for a trace with operators but without device work."""
     labels: list[LabelLine] = msgspec.field(default_factory=list)
     """Labels that are neither stages nor modules."""
+    components: ComponentTable | None = None
+    """Components by the structure of the layers, if the trace has steps and no labels of components."""
+    captures: CaptureTable | None = None
+    """Captured CUDA graphs, if the trace records any."""

@@ -5,20 +5,23 @@ kernels between two of one module get that module.
 """
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, classify
-from llm_perf_opt.analysis.trace.attribution import Attribution
-from llm_perf_opt.analysis.trace.document import BorrowedLine, BorrowedTable
-from llm_perf_opt.analysis.trace.intervals import sums
+from llm_perf_opt.analysis.trace.attribution import MODULE_LABEL, Attribution, module_names, operator_names
+from llm_perf_opt.analysis.trace.document import BorrowedLine, BorrowedTable, CaptureLine, CaptureTable
+from llm_perf_opt.analysis.trace.intervals import matching, sums
 from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, PREFILL, TraceStages
+from llm_perf_opt.analysis.trace.stage_launches import instance_kernels
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
-from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind
-from llm_perf_opt.traces.projection import NONE
+from llm_perf_opt.traces.events import Bool, Int64, Trace, UInt8, WorkKind, different
+from llm_perf_opt.traces.graph_capture import Capture, by_capture, captures_by_kinds, graph_captures, graph_replays, nodes_of
+from llm_perf_opt.traces.projection import NONE, through
 
 
 class MatchedBy(IntEnum):
@@ -28,6 +31,8 @@ class MatchedBy(IntEnum):
     NAME = 1
     CLASS = 2
     BETWEEN = 3
+    CAPTURE = 4
+    """By the captured launch of its graph node."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,10 @@ class BorrowedModules:
     matched_by: UInt8
     """A MatchedBy; also NOTHING for work that already had a module."""
     coverage: dict[str, float | None]
-    """Share of the kernels' time: `own`, then by rule (`name`, `class`, `between`), and `nothing`."""
+    """Share of the kernels' time: `own`, then by rule (`name`, `class`, `between`, `capture`), and `nothing`."""
+    operators: tuple[str, ...] = ()
+    operator: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    """Index into `operators`, or -1; empty if only modules were taken."""
 
 
 def borrow_modules(eager: AttributedTrace, other: AttributedTrace) -> BorrowedModules:
@@ -170,13 +178,13 @@ def borrow_modules(eager: AttributedTrace, other: AttributedTrace) -> BorrowedMo
     module = own[other.attribution.module]
     matched_by = np.full(len(module), MatchedBy.NOTHING, np.uint8)
     for stage in (PREFILL, DECODE_STEP, MIXED_STEP, STEP):
-        examples = _instances(eager, stage)
+        examples = instance_kernels(eager.trace, eager.stages, stage)
         if not examples:
             continue
         example = examples[-1]  # the last, when compilation, allocation and tuning are done
         names, modules = _names(eager.trace, example), theirs[eager.attribution.module[example]]
         known: dict[tuple[str, ...], ModuleAlignment] = {}
-        for rows in _instances(other, stage):
+        for rows in instance_kernels(other.trace, other.stages, stage):
             sequence = _names(other.trace, rows)
             if sequence not in known:
                 known[sequence] = align_modules(names, modules, sequence, np.ones(len(rows), np.int64))
@@ -186,41 +194,102 @@ def borrow_modules(eager: AttributedTrace, other: AttributedTrace) -> BorrowedMo
     return BorrowedModules(tuple(place), module, matched_by, _coverage(other, matched_by))
 
 
+def borrow_from_capture(capture: Trace, other: AttributedTrace) -> BorrowedModules:
+    """Assign to the kernels of each replayed graph the operator and module of its captured launch.
+
+    A graph is recognized by its nodes: a capture with as many, of the same kinds in the same order. If several captures have
+    these nodes, their operators and modules must agree.
+    """
+    captures = graph_captures(capture)
+    nodes = nodes_of(captures)
+    of_nodes = [by_capture(captures, find(capture, nodes)) for find in (operator_names, module_names)]
+    known = captures_by_kinds(captures, lambda each: [names[each.begin] for names in of_nodes])
+    operators = _Places(other.trace.name_of(name) for name in different(other.trace.operators.name).tolist())
+    modules = _Places(other.attribution.modules)
+    operator = through(other.attribution.operator, operators.of(map(other.trace.name_of, other.trace.operators.name.tolist())))
+    module = through(other.attribution.module, modules.of(other.attribution.modules))
+    matched_by = np.full(len(module), MatchedBy.NOTHING, np.uint8)
+    for replay in graph_replays(other.trace, other.attribution.call):
+        if replay.kinds in known:
+            names = [found[known[replay.kinds].begin] for found in of_nodes]
+            operator[replay.work], module[replay.work] = operators.of(names[0]), modules.of(names[1])
+            matched_by[replay.work] = MatchedBy.CAPTURE
+    found = BorrowedModules(tuple(modules), module, matched_by, {}, tuple(operators), operator)
+    return replace(found, coverage=_coverage(other, matched_by, own=(operator != NONE) & (matched_by != MatchedBy.CAPTURE)))
+
+
+class _Places(dict[str, int]):
+    """Names in the order in which they were first seen."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.of(names)
+
+    def of(self, names: Iterable[str]) -> Int64:
+        """Return the place of each name; -1 for an empty one."""
+        return np.array([self.setdefault(name, len(self)) if name else NONE for name in names], np.int64)
+
+
 def borrowed_table(found: BorrowedModules, trace: Trace, source: str) -> BorrowedTable:
-    """Return kernel time by module, longest first."""
-    rows = np.flatnonzero((trace.work.kind == WorkKind.KERNEL) & (found.module != NONE))
+    """Return kernel time by module and operator, longest first."""
+    operators = _lines(trace, found.operators, found.operator) if found.operators else []
+    return BorrowedTable(source, found.coverage, _lines(trace, found.modules, found.module), operators)
+
+
+MOST_LABELLED = 1000
+"""Captures whose label is searched; an engine captures some dozens of graphs."""
+
+
+def capture_table(trace: Trace) -> CaptureTable | None:
+    """Return the captured graphs by label, and the operators that launched their nodes; None if the trace has no capture."""
+    captures = graph_captures(trace)
+    if not captures:
+        return None
+    modules = matching(trace, trace.ranges.name, MODULE_LABEL.fullmatch)
+    labels: dict[str, CaptureLine] = {}
+    for number, capture in enumerate(captures):
+        label = _label_of(trace, capture, ~modules) if number < MOST_LABELLED else ""
+        so_far = labels.get(label, CaptureLine(label, 0, 0, 0))
+        wall_ns = so_far.wall_ns + capture.end_ns - capture.start_ns
+        labels[label] = CaptureLine(label, so_far.graphs + 1, so_far.nodes + len(capture.nodes), wall_ns)
+    operators = Counter(operator_names(trace, nodes_of(captures)))
+    operators.pop("", None)
+    return CaptureTable(list(labels.values()), dict(sorted(operators.items(), key=lambda item: (-item[1], item[0]))))
+
+
+def _label_of(trace: Trace, capture: Capture, candidates: Bool) -> str:
+    """Return the innermost of these ranges that is open around the whole capture on its thread; empty if none is."""
+    ranges, calls = trace.ranges, trace.calls
+    around = candidates & (ranges.start_ns <= capture.start_ns) & (ranges.end_ns >= capture.end_ns)
+    around &= (ranges.process == calls.process[capture.begin]) & (ranges.thread == calls.thread[capture.begin])
+    rows = np.flatnonzero(around)
+    return trace.name_of(int(ranges.name[rows[-1]])) if len(rows) else ""
+
+
+def _lines(trace: Trace, names: Sequence[str], number: Int64) -> list[BorrowedLine]:
+    rows = np.flatnonzero((trace.work.kind == WorkKind.KERNEL) & (number != NONE))
     duration = trace.work.end_ns - trace.work.start_ns
     whole = int(duration[trace.work.kind == WorkKind.KERNEL].sum())
-    count = np.bincount(found.module[rows], minlength=len(found.modules)).tolist()
-    time = sums(found.module[rows], duration[rows], len(found.modules)).tolist()
+    count = np.bincount(number[rows], minlength=len(names)).tolist()
+    time = sums(number[rows], duration[rows], len(names)).tolist()
     lines = [
         BorrowedLine(name, count[place], time[place], time[place] / whole if whole else 0.0)
-        for place, name in enumerate(found.modules)
+        for place, name in enumerate(names)
         if count[place]
     ]
-    return BorrowedTable(source, found.coverage, sorted(lines, key=lambda line: (-line.self_ns, line.name)))
-
-
-def _instances(attributed: AttributedTrace, stage: str) -> list[Int64]:
-    """Return the kernels of each instance of a stage, sorted by start."""
-    work = attributed.trace.work
-    of = attributed.stages.of_stage(stage)
-    rows = np.flatnonzero((of != NONE) & (work.kind == WorkKind.KERNEL))
-    rows = rows[np.lexsort((work.start_ns[rows], of[rows]))]
-    cuts = np.flatnonzero(np.diff(of[rows])) + 1
-    return [part for part in np.split(rows, cuts) if len(part)]
+    return sorted(lines, key=lambda line: (-line.self_ns, line.name))
 
 
 def _names(trace: Trace, rows: Int64) -> tuple[str, ...]:
     return tuple(trace.name_of(int(name)) for name in trace.work.name[rows])
 
 
-def _coverage(attributed: AttributedTrace, matched_by: UInt8) -> dict[str, float | None]:
+def _coverage(attributed: AttributedTrace, matched_by: UInt8, own: Bool | None = None) -> dict[str, float | None]:
     work = attributed.trace.work
     kernel = work.kind == WorkKind.KERNEL
     duration = (work.end_ns - work.start_ns)[kernel]
     total = int(duration.sum())
-    own = (attributed.attribution.module != NONE)[kernel]
+    own = (attributed.attribution.module != NONE if own is None else own)[kernel]
     parts = {"own": own} | {rule.name.lower(): ~own & (matched_by[kernel] == rule) for rule in MatchedBy if rule}
     parts["nothing"] = ~own & (matched_by[kernel] == MatchedBy.NOTHING)
     return {name: int(duration[mine].sum()) / total if total else None for name, mine in parts.items()}

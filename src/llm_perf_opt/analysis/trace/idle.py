@@ -13,9 +13,10 @@ first rule that applies decides the cause:
 5. **sync**: the launching thread was in a synchronizing call (or in a copy call that returned only when its copy was done) when
    the device went idle, so it could not run ahead; or such calls filled at least half of the gap. At the boundary of a step,
    where the host has other work to do, only the second condition applies.
-6. **host work between steps**: the two sides belong to different steps or stages, and the next work's launch call began in the
+6. **graph capture**: for at least half of the gap, the launching thread was capturing a CUDA graph, which runs nothing.
+7. **host work between steps**: the two sides belong to different steps or stages, and the next work's launch call began in the
    second half of the gap.
-7. **launch-bound**: all other gaps. The launch call came, or returned, after the device went idle.
+8. **launch-bound**: all other gaps. The launch call came, or returned, after the device went idle.
 
 The gaps of a trace add up to its idle time exactly.
 """
@@ -29,6 +30,7 @@ import numpy.typing as npt
 
 from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, exact_sum, matching, union_blocks
 from llm_perf_opt.traces.events import Columns, Int64, Trace, UInt8, WorkKind
+from llm_perf_opt.traces.graph_capture import graph_captures
 from llm_perf_opt.traces.nesting import lanes_of
 from llm_perf_opt.traces.projection import NONE, through
 
@@ -45,6 +47,7 @@ class IdleCause(IntEnum):
     DEVICE_LATENCY = 4
     OTHER_WORK = 5
     UNKNOWN = 6
+    GRAPH_CAPTURE = 7
 
     @property
     def label(self) -> str:
@@ -60,6 +63,7 @@ _LABELS = {
     IdleCause.DEVICE_LATENCY: "device latency",
     IdleCause.OTHER_WORK: "other work",
     IdleCause.UNKNOWN: "unknown",
+    IdleCause.GRAPH_CAPTURE: "graph capture",
 }
 
 SYNCHRONIZING = re.compile(
@@ -101,6 +105,8 @@ class HostSide:
     blocked: Blocks
     """When each launching thread was in a synchronizing call; the group is the thread's lane."""
     lane_of_call: Int64
+    capturing: Blocks | None = None
+    """When each thread was capturing a CUDA graph; None if none was."""
 
 
 def host_side(trace: Trace, call_of_work: Int64) -> HostSide:
@@ -110,7 +116,16 @@ def host_side(trace: Trace, call_of_work: Int64) -> HostSide:
     waits = synchronizing_calls(trace) | _blocking_copies(trace, call_of_work)
     rows = np.flatnonzero(waits)
     blocked = union_blocks(calls.start_ns[rows], calls.end_ns[rows], lane[rows])
-    return HostSide(call_of_work, blocked, lane)
+    return HostSide(call_of_work, blocked, lane, _capturing(trace, lane))
+
+
+def _capturing(trace: Trace, lane: Int64) -> Blocks | None:
+    captures = graph_captures(trace)
+    if not captures:
+        return None
+    columns = [[it.start_ns, it.end_ns, it.begin] for it in captures]
+    start, end, begin = np.array(columns, np.int64).T
+    return union_blocks(start, end, lane[begin])
 
 
 @dataclass(frozen=True)
@@ -165,10 +180,20 @@ def _causes(trace: Trace, host: HostSide, instance: Int64, start: Int64, end: In
         (set_up | reported, IdleCause.COPY_WAIT),
         (queued, IdleCause.DEVICE_LATENCY),
         ((held_at_start & ~boundary) | (2 * held_ns >= length), IdleCause.SYNC),
+        (_captured(host, call, start, end), IdleCause.GRAPH_CAPTURE),
         (boundary & (2 * in_launch < length), IdleCause.HOST_BETWEEN_STEPS),
     ]
     chosen = np.select([rule for rule, _ in rules], [int(cause) for _, cause in rules], int(IdleCause.LAUNCH_BOUND))
     return chosen.astype(np.uint8)
+
+
+def _captured(host: HostSide, call: Int64, start: Int64, end: Int64) -> Bool:
+    """Return the gaps for half of which the launching thread was capturing."""
+    if host.capturing is None:
+        return np.zeros(len(start), np.bool_)
+    lane = host.lane_of_call[call]
+    covered = covered_of_group(host.capturing, end, lane)[0] - covered_of_group(host.capturing, start, lane)[0]
+    return np.asarray(2 * covered >= end - start)
 
 
 def synchronizing_calls(trace: Trace) -> Bool:

@@ -30,27 +30,31 @@ _NAMES = {
         convolution_overrideable _int_mm _scaled_mm _grouped_mm _addmm_activation _weight_int8pack_mm _weight_int4pack_mm_for_cpu
         _dyn_quant_matmul_4bit _linear_pointwise qlinear_pointwise _mkl_linear mkldnn_linear linear_dynamic linear_relu_dynamic
         _convolution mkldnn_convolution onednn_mm onednn_scaled_mm weight_packed_linear cpu_gemm_wna16
+        MatMul FusedMatMul Gemm FusedGemm MatMulNBits MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QMoE MoE
     """,
     HostRow.ATTENTION: """
         scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu
         _scaled_dot_product_fused_attention_overrideable _softmax softmax _safe_softmax unified_attention
         unified_attention_with_output _flash_attention_forward cpu_attention_with_kv_cache mla_decode_kvcache
+        GroupQueryAttention MultiHeadAttention Attention Softmax
     """,
     HostRow.NORM: """
         native_layer_norm layer_norm rms_norm _fused_rms_norm fused_add_rms_norm native_group_norm group_norm native_batch_norm
         batch_norm
+        SimplifiedLayerNormalization SkipSimplifiedLayerNormalization LayerNormalization SkipLayerNormalization RMSNormalization
     """,
     HostRow.MEMORY: """
         copy_ _copy_from cat _cat stack clone contiguous empty empty_like empty_strided new_empty new_empty_strided new_zeros
         new_full new_ones zeros zeros_like zero_ ones ones_like full full_like fill_ index_copy_ index_put_ _index_put_impl_ index
         index_select embedding gather scatter scatter_ slice_scatter resize_ resize_as_ repeat repeat_interleave to _to_copy
         arange roll pad constant_pad_nd tril triu masked_fill masked_fill_ reshape_and_cache set_ item _local_scalar_dense
+        Gather GatherBlockQuantized Concat Expand Slice ScatterND
     """,
     HostRow.FRAMEWORK: """
         view _unsafe_view reshape _reshape_alias transpose transpose_ t permute expand expand_as slice select unsqueeze unsqueeze_
         squeeze squeeze_ as_strided as_strided_ detach detach_ alias narrow chunk split split_with_sizes unbind flatten unflatten
         view_as movedim swapaxes numpy_T mT lift_fresh resolve_conj resolve_neg result_type is_nonzero is_floating_point
-        broadcast_to diagonal unfold real view_as_real view_as_complex dropout feature_dropout
+        broadcast_to diagonal unfold real view_as_real view_as_complex dropout feature_dropout Shape Reshape Squeeze Unsqueeze
     """,
 }
 _KNOWN = {name: row for row, names in _NAMES.items() for name in names.split()}

@@ -54,6 +54,15 @@ def _named(trace: Trace, name: str) -> npt.NDArray[np.bool_]:
     return np.array([text == name for text in trace.names] + [False])[trace.ranges.name]
 
 
+def instance_kernels(trace: Trace, stages: TraceStages, stage: str) -> list[Int64]:
+    """Return the kernels of each instance of a stage that has any, sorted by start."""
+    work, of = trace.work, stages.of_stage(stage)
+    rows = np.flatnonzero((of != NONE) & (work.kind == WorkKind.KERNEL))
+    rows = rows[np.lexsort((work.start_ns[rows], of[rows]))]
+    cuts = np.flatnonzero(np.diff(of[rows])) + 1
+    return [part for part in np.split(rows, cuts) if len(part)]
+
+
 def all_launches(trace: Trace, projection: Projection) -> list[Launch]:
     """Return every kernel whose launch is known, as one step."""
     return _launches(trace, projection, np.where(projection.call_of_work != NONE, 0, NONE))

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.traces.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, different
+from llm_perf_opt.traces.graph_capture import while_capturing
 from llm_perf_opt.traces.health import TOLERATED_SHARE
-from llm_perf_opt.traces.projection import graph_launches, kernel_launches, while_capturing
+from llm_perf_opt.traces.projection import graph_launches, kernel_launches
 
 _LOSS = re.compile(r"dropped|overflow|exceeded max|terminating tracing|out of memory|failed to", re.IGNORECASE)
 _PROFILE_SHORTER = "Profile fewer steps at a time: torch.profiler.schedule(active=1)."

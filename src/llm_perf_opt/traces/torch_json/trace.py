@@ -133,7 +133,7 @@ def _facts(events: int, around: Surroundings) -> dict[str, str]:
     facts.update({key: str(stated[key])[:500] for key in _FACTS if isinstance(stated.get(key), str | int | float)})
     devices = stated.get("deviceProperties")
     if isinstance(devices, list):
-        names = [str(device["name"]) for device in devices if isinstance(device, dict) and "name" in device]
+        names = [str(device["name"]) for device in devices if isinstance(device, dict) and device.get("name")]
         if names:
             facts["devices"] = ", ".join(names)[:500]
     distributed = stated.get("distributedInfo")
