@@ -1,14 +1,20 @@
 """The profiler's own work is not an operator; it is shown with the overhead of the passes."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from builders import MS, operator, run_analysis, torch_pass
+from builders import MS, clean_timings, operator, run_analysis, torch_pass
+from llm_perf_opt.analysis.evidence import RunFacts, _changed
 from llm_perf_opt.analysis.overhead import PROFILER_EVENTS, overheads, without_profiler_events
+from llm_perf_opt.core.engine_records import ChangedEngine, EngineSetting
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.run_tables import operators_table, passes_table
-from llm_perf_opt.runners.measure.torch_profiler import is_own_work
+from llm_perf_opt.runners.measure.torch_profiler import is_own_work, operators_of
+from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from rendered import operators_page, report, stakeholder_summary
 
 FULL = operator("Command Buffer Full", calls=7, cpu_total_ns=9 * MS, cpu_self_ns=9 * MS, device_self_ns=90 * MS)
@@ -56,3 +62,75 @@ def test_a_label_of_a_common_word_stays(name: str) -> None:
     assert is_own_work(SimpleNamespace(key=name, is_user_annotation=False))
     assert not is_own_work(SimpleNamespace(key="aten::mm", is_user_annotation=False))
     assert not is_own_work(SimpleNamespace(key=name)), "an older torch does not say"
+
+
+IN_PROCESS = EngineSetting("VLLM_ENABLE_V1_MULTIPROCESSING", "0", "ranges enclose the work")
+CHANGED = ChangedEngine((IN_PROCESS,), {"prefill": 110 * MS, "decode": 33 * MS}, decode_steps=2, repeats=5)
+
+
+def test_what_a_pass_changed_in_an_engine_is_compared_with_as_many_unprofiled_steps() -> None:
+    timings = clean_timings()  # prefill 100 ms; steps of 10, 20 and 30 ms
+    torch = torch_pass(engine=CHANGED)
+    (found,) = overheads(timings, torch, {})
+    assert found.changes is not None
+    assert (found.changes.clean_step_ns, found.changes.step_ns, found.changes.added_step_ns) == (15 * MS, 16.5 * MS, 1.5 * MS)
+    assert found.changes.added_prefill_ns == 10 * MS
+    assert overheads(timings, torch_pass(), {})[0].changes is None
+
+
+def test_a_time_that_is_missing_has_no_cost() -> None:
+    nothing = replace(CHANGED, stage_wall_ns={}, decode_steps=0)
+    (found,) = overheads(clean_timings(), torch_pass(engine=nothing), {})
+    assert found.changes is not None
+    assert isinstance(found.changes.added_prefill_ns, Missing)
+    assert isinstance(found.changes.added_step_ns, Missing)
+    (alone,) = overheads(None, torch_pass(engine=CHANGED), {})
+    assert alone.changes is not None
+    assert (alone.changes.step_ns, isinstance(alone.changes.added_step_ns, Missing)) == (16.5 * MS, True)
+
+
+@pytest.mark.parametrize(
+    ("stage", "unit", "trace", "expected"),
+    [
+        ("decode", "token", "torch", 4 * 1.5 * MS),
+        ("prefill", "prefill", "torch", 4 * 10 * MS),
+        ("decode", "decode", "torch", 0),
+        ("step", "step", "torch", 0),
+        ("decode", "token", "nsys", 0),
+    ],
+    ids=["per token", "per prefill", "no steps", "another stage", "another pass"],
+)
+def test_the_budget_of_a_trace_knows_what_its_pass_added(stage: str, unit: str, trace: str, expected: float) -> None:
+    costs = overheads(clean_timings(), torch_pass(engine=CHANGED), {})
+    assert _changed(stage, unit, 4, RunFacts(overheads=costs, trace_pass=trace)) == expected
+
+
+def test_changes_that_shorten_a_step_add_nothing() -> None:
+    costs = overheads(clean_timings(), torch_pass(engine=replace(CHANGED, stage_wall_ns={"prefill": MS, "decode": MS})), {})
+    assert _changed("decode", "token", 4, RunFacts(overheads=costs, trace_pass="torch")) == 0
+
+
+CUPTI = ("Command Buffer Full", "Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource")
+
+
+def test_the_profilers_own_time_in_a_trace_is_no_operator(tmp_path: Path) -> None:
+    common = {"ph": "X", "pid": 1, "tid": 1, "dur": 5}
+    events = [{**common, "cat": "overhead", "name": name, "ts": 10 * at} for at, name in enumerate(CUPTI)]
+    events.append({**common, "cat": "cpu_op", "name": "aten::mm", "ts": 100, "args": {"Input Dims": [[1, 2], [2, 3]]}})
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps({"traceEvents": events}))
+    found = read_torch_trace(file)
+    assert [found.name_of(int(name)) for name in found.operators.name] == ["aten::mm"]
+    assert len(found.calls) == len(found.work) == len(found.ranges) == 0
+
+
+def test_the_profilers_own_time_is_no_operator_of_a_users_profiler() -> None:
+    from torch._C._autograd import DeviceType
+
+    times = dict.fromkeys(("cpu_time_total", "self_cpu_time_total", "device_time_total", "self_device_time_total"), 1.0)
+    rows = [
+        SimpleNamespace(key=name, is_user_annotation=False, device_type=DeviceType.CPU, count=1, flops=0, **times)
+        for name in (*CUPTI, "aten::mm")
+    ]
+    profiler = SimpleNamespace(activities=(), profile_memory=False, key_averages=lambda: rows)
+    assert [row.name for row in operators_of(profiler)] == ["aten::mm"]

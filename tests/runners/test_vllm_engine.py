@@ -93,14 +93,51 @@ def test_it_is_compared_with_pytorch(by_vllm: Path, by_pytorch: Path) -> None:
 def test_the_engine_and_what_it_was_given_are_recorded(by_vllm: Path) -> None:
     runtime = timings(by_vllm)["runtime"]
     assert (runtime["type"], runtime["inseparable"], runtime["uncosted"]) == ("vllm", "", "")
-    assert {"enforce_eager": True, "enable_prefix_caching": False, "max_model_len": 18}.items() <= runtime["engine"].items()
-    assert runtime["variables"]["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert {"enforce_eager": True, "max_model_len": -1}.items() <= runtime["engine"].items()
     config = yaml.safe_load((by_vllm / "config.yaml").read_text())
     assert config["runtime"]["engine"] == {"enforce_eager": True}
     report = (by_vllm / "report.md").read_text()
     assert f"run by vllm {runtime['version']}" in report
     assert runtime["method"] in report
     assert "enforce\\_eager=True" in report or "enforce_eager=True" in report
+
+
+def test_the_unprofiled_pass_has_the_engine_as_users_run_it(by_vllm: Path) -> None:
+    """Its core has a process of its own, prefix caching is on, and nothing but the stated settings differs."""
+    found = timings(by_vllm)
+    runtime = found["runtime"]
+    assert (runtime["elsewhere"], runtime["changes"]) == (True, [])
+    assert set(runtime["variables"]) <= {"VLLM_NO_USAGE_STATS", "VLLM_WORKER_MULTIPROC_METHOD"}
+    assert {each["name"] for each in runtime["settings"]} - set(runtime["variables"]) == {
+        "kv_cache_memory_bytes", "max_model_len", "prefix cache", "skip_tokenizer_init",
+    }  # fmt: skip
+    assert not runtime["engine"].keys() & {"enable_prefix_caching", "async_scheduling", "max_num_seqs", "max_num_batched_tokens"}
+    memory = runtime["memory"]
+    assert memory["cache_tokens"] * (memory["needed_bytes"] // memory["needed_tokens"]) <= memory["cache_bytes"]
+    assert memory["needed_tokens"] == 2 * (12 + 6)
+
+
+def test_what_the_torch_pass_changes_is_stated_with_its_cost(by_vllm: Path) -> None:
+    engine = json.loads((by_vllm / "raw/torch/operators.json").read_text())["engine"]
+    assert [each["name"] for each in engine["settings"]] == ["VLLM_ENABLE_V1_MULTIPROCESSING"], "a CPU has no async scheduling"
+    assert (engine["repeats"], engine["decode_steps"]) == (5, 5)
+    assert min(engine["stage_wall_ns"].values()) > 0
+    report = (by_vllm / "report.md").read_text()
+    assert "**What the changes for profiled passes cost**" in report
+    assert "**Memory: reserved by the engine, and needed**" in report
+
+
+def test_its_times_are_those_of_a_bare_script(vllm_python: Path, tmp_path: Path) -> None:
+    """Loose: the processes of the engine share the cores with whatever else runs here."""
+    root = Path(__file__).parents[2]
+    words = [*SHAPE, "runtime.num_new_tokens=32", "runtime.max_repeats=10", "runtime.engine.enforce_eager=true"]
+    argv = [str(vllm_python), str(root / "benchmarks/engine_overhead.py"), "--model", "tiny", *words]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    found = json.loads(done.stdout)
+    assert 1 / 2 < found["ratio"] < 2, done.stdout
+    assert found["bare"][0]["core_in_own_process"]
+    assert found["llm_perf"][0]["inseparable"] == ""
 
 
 def test_stages_are_the_whole_request(by_vllm: Path) -> None:
@@ -187,13 +224,53 @@ def test_a_preempted_sequence_is_not_told_apart(vllm_python: Path, tmp_path: Pat
     assert "the cache (kv_cache_memory_bytes" in report.replace("\\_", "_")
 
 
-def test_cached_prompts_and_another_configuration_are_not_costed(vllm_python: Path, tmp_path: Path) -> None:
-    shared = ["runtime=vllm", "model=tiny", *SHAPE, "runtime.engine.enforce_eager=true", "profiling=none"]
-    cached = run(vllm_python, tmp_path / "cached", *shared, "runtime.engine.enable_prefix_caching=true")
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three prompts of 400 tokens; the first 384 are the same, which is three blocks of the cache."""
+    file = tmp_path_factory.mktemp("prompts") / "alike.jsonl"
+    common = "The same words for all. " * 16
+    file.write_text("".join(json.dumps({"text": f"{common}Number {number}, at the end."}) + "\n" for number in range(3)))
+    sizes = ["runtime.batch_size=3", "runtime.prompt_tokens=400", "runtime.num_new_tokens=3", "hardware=cpu"]
+    return ["dataset=sample_prompts", f"dataset.path={file}", *sizes, "model.dtype=fp32", "runtime.engine.enforce_eager=true"]
+
+
+def test_a_finding_is_an_argument_of_the_engine_and_is_tried(
+    vllm_python: Path, saved_model: Path, tmp_path: Path, alike: list[str]
+) -> None:
+    """Found in a run without a prefix cache, tried with one: the same tokens, and each request computes the prefix once."""
+    words = ["runtime=vllm", "model=hf", f"model.path={saved_model}", *alike, "runtime.engine.enable_prefix_caching=false"]
+    folder = run(vllm_python, tmp_path / "run", *words)
+    done = llm_perf(vllm_python, "advise", str(folder), "--verify", "--top", "1", "--json", "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    (finding,) = [each for each in shown["findings"] if each["kind"] == "latency"]
+    assert (finding["id"], finding["overrides"]) == ("unshared_prefix", ["runtime.engine.enable_prefix_caching=true"])
+    assert "768 of 1,200 prompt tokens" in finding["headline"]
+    assert 0 < finding["saving_low_ns"] < finding["saving_ns"] <= finding["saving_high_ns"] < finding["before_ns"]
+    (trial,) = shown["verification"]["trials"]
+    assert (trial["id"], trial["why"], trial["same_tokens"]) == ("unshared_prefix", "", True)
+    assert trial["after_ns"] > 0
+    tried = timings(tmp_path / trial["run"])["runtime"]
+    assert tried["engine"]["enable_prefix_caching"]
+    assert [remedy["kind"] for remedy in tried["remedies"]] == [], "nothing is left to change"
+
+
+def test_sequences_share_a_prefix_and_requests_do_not(vllm_python: Path, tmp_path: Path, alike: list[str]) -> None:
+    """After warm-up and repeats, the profiled request still computes the prefix: 400 + 2 × 16 tokens."""
+    cached = run(
+        vllm_python, tmp_path / "cached", "runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true"
+    )
     assert "their prefill is not computed" in timings(cached)["runtime"]["uncosted"]
+    with gzip.open(cached / "raw/torch/trace.json.gz") as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"}
+    assert "execute_context_3(432)_generation_0(0)" in names
     report = (cached / "report.md").read_text()
-    assert "prefill and TTFT are those of cached prompts" in report
+    assert "emptied before every request" in report
     assert "## Roofline\n\n**Roofline:** n/a: the engine reuses cached prompts" in report
+
+
+def test_another_configuration_is_not_costed(vllm_python: Path, tmp_path: Path) -> None:
+    shared = ["runtime=vllm", "model=tiny", *SHAPE, "runtime.engine.enforce_eager=true", "profiling=none"]
     fewer = run(vllm_python, tmp_path / "fewer", *shared, "runtime.engine.hf_overrides.num_hidden_layers=1")
     assert "hf_overrides={'num_hidden_layers': 1} changes the model's configuration" in timings(fewer)["runtime"]["uncosted"]
 

@@ -1,5 +1,6 @@
-"""What the vLLM runner reports about an engine's configuration, without the engine. See test_vllm_engine.py for the real one."""
+"""What the vLLM runner chooses and reports, without the engine. See test_vllm_engine.py for the real one."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,23 +8,27 @@ import pytest
 import torch
 
 from llm_perf_opt.config.composition import compose
-from llm_perf_opt.runners import models, vllm_runner
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.runners import models, vllm_runner, vllm_settings
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.workspace.data.prompts import synthetic_prompts
 
 
-def uncosted(*words: str, cache_dtype: str = "auto", prefix_caching: bool = False) -> str:
-    """Of an engine with one worker that heeds what it is given."""
+def request_of(*words: str, batch: int = 2, vocabulary: int = 100, device: str = "cpu", profiled: bool = False) -> RunnerRequest:
     config = compose(["hardware=cpu", "model.dtype=bf16", "runtime=vllm", *words]).config
-    architecture, prompts = models.load_config(config.model), synthetic_prompts(2, 8, 100, 0)
-    request = RunnerRequest(config, architecture, prompts, torch.device("cpu"), torch.bfloat16, None)
+    architecture, prompts = models.load_config(config.model), synthetic_prompts(batch, 8, vocabulary, 0)
+    return RunnerRequest(config, architecture, prompts, torch.device(device), torch.bfloat16, None, profiled=profiled)
+
+
+def uncosted(*words: str, cache_dtype: str = "auto", prefix_caching: bool = False, block: int = 4) -> str:
+    """Of an engine with one worker that heeds what it is given."""
     opened: Any = SimpleNamespace(
         model_config=SimpleNamespace(quantization=None, dtype=torch.bfloat16),
         speculative_config=None,
-        cache_config=SimpleNamespace(cache_dtype=cache_dtype, enable_prefix_caching=prefix_caching),
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype, enable_prefix_caching=prefix_caching, block_size=block),
         parallel_config=SimpleNamespace(data_parallel_size=1, tensor_parallel_size=1),
     )
-    return vllm_runner._uncosted(request, opened, 1)
+    return vllm_runner._uncosted(request_of(*words, vocabulary=2 if prefix_caching else 100), opened, 1)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,92 @@ def test_a_cache_in_another_format_than_the_models_is_not_costed(stored: str, na
 
 
 def test_cached_prompts_are_not_costed() -> None:
-    assert "their prefill is not computed" in uncosted(prefix_caching=True)
+    """Prompts of two different ids, of which both begin with the same one."""
+    assert "their prefill is not computed" in uncosted(prefix_caching=True, block=1)
+    assert uncosted(prefix_caching=True, block=8) == "", "nothing is shared"
+
+
+EVERY = {
+    "model", "dtype", "seed", "trust_remote_code", "load_format", "disable_log_stats", "skip_tokenizer_init", "max_model_len",
+    "enable_prefix_caching", "kv_cache_memory_bytes", "async_scheduling", "max_num_seqs", "max_num_batched_tokens",
+}  # fmt: skip
+
+
+def scheduler(**decided: Any) -> Any:
+    """What the engine decided by itself."""
+    own = {"async_scheduling": True, "max_num_seqs": 1024, "max_num_batched_tokens": 16384}
+    return SimpleNamespace(scheduler_config=SimpleNamespace(**own | decided))
+
+
+def test_an_engine_on_a_gpu_keeps_its_own_scheduling_limits_prefix_cache_and_memory() -> None:
+    arguments, stated = vllm_settings._arguments(request_of(device="cuda"), EVERY)
+    assert {each.name: each.value for each in stated} == {"skip_tokenizer_init": "True", "max_model_len": "-1"}
+    assert not arguments.keys() & {"async_scheduling", "enable_prefix_caching", "kv_cache_memory_bytes", "max_num_seqs"}
+    assert vllm_settings._needed(request_of(device="cuda"), scheduler()) == {}
+    assert vllm_settings._changed(request_of(device="cuda"), scheduler()) == {}
+
+
+def test_what_the_user_sets_is_neither_changed_nor_stated() -> None:
+    given = ("runtime.engine.max_model_len=64", "runtime.engine.async_scheduling=true", "runtime.engine.max_num_seqs=1")
+    request = request_of(*given, profiled=True)
+    arguments, stated = vllm_settings._arguments(request, EVERY)
+    assert (arguments["max_model_len"], arguments["async_scheduling"]) == (64, True)
+    assert {each.name for each in stated} == {"skip_tokenizer_init", "kv_cache_memory_bytes"}
+    assert vllm_settings._changed(request, scheduler()) == {}
+    assert vllm_settings._needed(request, scheduler(max_num_seqs=1)) == {}
+
+
+def test_a_batch_beyond_the_engines_limits_raises_only_those() -> None:
+    found = vllm_settings._needed(request_of(batch=3), scheduler(max_num_seqs=2))
+    assert {name: value for name, (value, _) in found.items()} == {"max_num_seqs": 3}
+    found = vllm_settings._needed(request_of(batch=3), scheduler(max_num_batched_tokens=23))
+    assert {name: value for name, (value, _) in found.items()} == {"max_num_batched_tokens": 24}
+
+
+def test_only_a_profiled_pass_turns_off_async_scheduling_and_only_if_it_is_on() -> None:
+    changed = vllm_settings._changed(request_of(profiled=True), scheduler())
+    assert changed["async_scheduling"][0] is False
+    assert vllm_settings._changed(request_of(profiled=True), scheduler(async_scheduling=False)) == {}
+
+
+def test_variables_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "0")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "")
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
+    chosen = vllm_settings._set(vllm_settings._ALWAYS)
+    assert [each.name for each in chosen] == ["VLLM_WORKER_MULTIPROC_METHOD"]
+    assert (os.environ["VLLM_NO_USAGE_STATS"], os.environ["VLLM_WORKER_MULTIPROC_METHOD"]) == ("0", "spawn")
+
+
+def test_threads_are_bound_only_if_they_are_set() -> None:
+    assert vllm_settings._bound_threads(request_of()) == []
+    (bound,) = vllm_settings._bound_threads(request_of("hardware.threads=1"))
+    assert bound.value.isdecimal()
+    assert vllm_settings._bound_threads(request_of("hardware.threads=1", device="cuda")) == []
+    assert vllm_settings._bound_threads(request_of("hardware.threads=1", "runtime.engine.tensor_parallel_size=2")) == []
+
+
+def cache(**known: Any) -> Any:
+    own = {
+        "cache_dtype": "auto", "gpu_memory_utilization": 0.92, "kv_cache_memory_bytes": None, "num_gpu_blocks": 100,
+        "block_size": 16, "kv_cache_size_tokens": None,
+    }  # fmt: skip
+    return SimpleNamespace(cache_config=SimpleNamespace(**own | known))
+
+
+def test_reserved_memory_is_told_apart_from_what_the_request_needs() -> None:
+    request = request_of("runtime.num_new_tokens=4", batch=3)
+    found = vllm_settings.reserved_memory(request, cache())
+    per_token = found.needed_bytes // found.needed_tokens
+    assert (found.share, found.cache_tokens, found.cache_bytes) == (0.92, 1600, 1600 * per_token)
+    assert found.needed_tokens == 3 * (8 + 4)
+    assert vllm_settings.reserved_memory(request, cache(kv_cache_size_tokens=1500)).cache_tokens == 1500
+    fixed = vllm_settings.reserved_memory(request, cache(kv_cache_memory_bytes=2**20))
+    assert (isinstance(fixed.share, Missing), fixed.cache_bytes) == (True, 2**20)
+    assert isinstance(vllm_settings.reserved_memory(request, cache(cache_dtype="fp8")).cache_bytes, Missing)
+    unknown = vllm_settings.reserved_memory(request, cache(num_gpu_blocks=None))
+    assert isinstance(unknown.cache_tokens, Missing)
+    assert isinstance(unknown.cache_bytes, Missing)
 
 
 def step(**tokens: int) -> list[Any]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from builders import MS, clean_timings, iteration, manifest, model_facts
 from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.engine_records import EngineMemory
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.records import CleanTimings, Missing, RuntimeFacts
 from llm_perf_opt.core.run_folder import RunFolder, write_record
@@ -89,6 +90,25 @@ def test_what_cannot_be_is_named(tmp_path: Path, place: tuple[Any, ...], value: 
     with pytest.raises(ParseError) as caught:
         read_timings(path)
     assert str(path) in caught.value.fact
+    assert words in caught.value.fact
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cache_bytes": 2**50 + 1}, "a size of the engine's cache is 1125899906842625"),
+        ({"needed_tokens": -1}, "a size of the engine's cache is -1"),
+        ({"share": 1.5}, "the engine may use 1.5 of the device's memory"),
+    ],
+)
+def test_an_engine_cannot_reserve_what_no_device_has(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path, memory = tmp_path / "timings.json", EngineMemory(0.92, 1000, 2**30, 10, 2**20)
+    for reserved in (memory, replace(memory, **change)):
+        write_record(path, clean_timings(runtime=RuntimeFacts("vllm", "0.32", "by step", memory=reserved)))
+        if reserved is memory:
+            assert read_timings(path).runtime == RuntimeFacts("vllm", "0.32", "by step", memory=memory)
+    with pytest.raises(ParseError) as caught:
+        read_timings(path)
     assert words in caught.value.fact
 
 

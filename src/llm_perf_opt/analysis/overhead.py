@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.limits.efficiency import stage_seconds
+from llm_perf_opt.core.engine_records import ChangedEngine, EngineSetting
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass, WrappedPass
 from llm_perf_opt.core.stages import PROFILER_OPERATORS, Stage
 from llm_perf_opt.core.units import duration
@@ -23,6 +24,36 @@ Users may have labels called Resource or Instrumentation, so those two are found
 
 
 @dataclass(frozen=True)
+class ChangeCost:
+    """What a profiled pass changed in an engine, and its times with these changes and without a profiler."""
+
+    settings: tuple[EngineSetting, ...]
+    prefill_ns: Maybe[float]
+    step_ns: Maybe[float]
+    """Mean time of a decode step; missing if the pass ran none."""
+    clean_prefill_ns: Maybe[float]
+    clean_step_ns: Maybe[float]
+    """The same in the unprofiled pass, over as many steps."""
+    repeats: int
+
+    @property
+    def added_prefill_ns(self) -> Maybe[float]:
+        """What the changes add to a prefill; negative if they shorten it."""
+        return _difference(self.prefill_ns, self.clean_prefill_ns)
+
+    @property
+    def added_step_ns(self) -> Maybe[float]:
+        """What the changes add to a decode step; negative if they shorten it."""
+        return _difference(self.step_ns, self.clean_step_ns)
+
+
+def _difference(with_changes: Maybe[float], without: Maybe[float]) -> Maybe[float]:
+    if isinstance(with_changes, Missing) or isinstance(without, Missing):
+        return with_changes if isinstance(with_changes, Missing) else without
+    return with_changes - without
+
+
+@dataclass(frozen=True)
 class PassOverhead:
     """Times of a profiled pass divided by the unprofiled times; 1 means no overhead."""
 
@@ -32,6 +63,8 @@ class PassOverhead:
     steps: int
     own: tuple[OperatorRow, ...] = ()
     """What the profiler recorded about its own work."""
+    changes: ChangeCost | None = None
+    """What the pass changed in an engine; None if nothing."""
 
     @property
     def own_words(self) -> str:
@@ -53,10 +86,38 @@ def overheads(
     """Return the overhead of the torch pass and of every pass under an external tool."""
     found = []
     if not isinstance(torch, Missing):
-        found.append(replace(_overhead("torch", torch.stage_wall_ns, torch.decode_steps, timings), own=torch.overhead))
+        made = _overhead("torch", torch.stage_wall_ns, torch.decode_steps, timings)
+        found.append(replace(made, own=torch.overhead, changes=_change_cost(torch.engine, timings)))
     for name, record in wrapped.items():
-        found.append(_overhead(name, record.stage_wall_ns, len(record.steps_ns), timings))
+        made = _overhead(name, record.stage_wall_ns, len(record.steps_ns), timings)
+        found.append(replace(made, changes=_change_cost(record.engine, timings)))
     return tuple(found)
+
+
+def _change_cost(engine: ChangedEngine | None, timings: CleanTimings | None) -> ChangeCost | None:
+    """Return the cost of a pass's changes to an engine; None if it made none."""
+    if engine is None:
+        return None
+    steps, walls = engine.decode_steps, engine.stage_wall_ns
+    prefill, decode = walls.get(Stage.PREFILL.value), walls.get(Stage.DECODE.value)
+    none = Missing("the pass did not time it with its changes alone")
+    clean = [_clean_ns(timings, stage, count) for stage, count in ((Stage.PREFILL, 1), (Stage.DECODE, steps))]
+    return ChangeCost(
+        settings=engine.settings,
+        prefill_ns=prefill or none,
+        step_ns=decode / steps if decode and steps else none,
+        clean_prefill_ns=clean[0],
+        clean_step_ns=clean[1],
+        repeats=engine.repeats,
+    )
+
+
+def _clean_ns(timings: CleanTimings | None, stage: Stage, count: int) -> Maybe[float]:
+    """Return the unprofiled time of a prefill, or the mean of the first `count` decode steps."""
+    if timings is None:
+        return Missing("there is no unprofiled time to compare with")
+    found = stage_seconds(timings, stage, count)
+    return found if isinstance(found, Missing) else found * 1e9 / count
 
 
 def without_profiler_events(found: TorchPass) -> TorchPass:

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from llm_perf_opt.workspace.data.prompts import Prompts
 
-__all__ = ["WHOLE_PROCESS", "EngineProfiler", "EngineRunner", "Generated", "Runner", "RunnerRequest", "SteppableRunner"]
+__all__ = [
+    "WHOLE_PROCESS",
+    "EngineProfiler",
+    "EngineRunner",
+    "Generated",
+    "Runner",
+    "RunnerRequest",
+    "ServerRequest",
+    "SteppableRunner",
+]
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,25 @@ class RunnerRequest:
     """Output folder of an engine's own profiler; None outside the torch pass."""
     compare_tokens: bool = False
     """Whether a runner that quantizes weights also runs the request before, to compare the tokens (`reference_tokens`)."""
+    profiled: bool = False
+    """Whether the pass is profiled: llm-perf's ranges must enclose the work, even if an engine has to be changed for that."""
+
+
+@dataclass(frozen=True)
+class ServerRequest:
+    """The validated input of an engine's server."""
+
+    config: RunConfig
+    architecture: "PretrainedConfig"
+    device: "torch.device"
+    dtype: "torch.dtype"
+    folder: Path
+    """For the folder of a model with random weights."""
+    port: int
+    trace_dir: Path | None
+    """Output folder of the server's own profiler; None: it is not configured."""
+    spans_url: str
+    """Receives OpenTelemetry spans; empty: none are sent."""
 
 
 class SteppableRunner(Steppable, Protocol):

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ResourceError
@@ -30,9 +30,10 @@ def enable_interrupts() -> None:
 
 
 def die_with_parent() -> None:
-    """Kill this process when the program that started the pass exits, even if a profiler runs between them.
+    """Kill this process and its descendants when the program that started the pass exits, even if a profiler runs between them.
 
-    A thread waits on a pidfd. Does nothing if PARENT_VARIABLE is unset or the kernel has no pidfd.
+    An engine's processes would keep the device's memory. A thread waits on a pidfd. Does nothing if PARENT_VARIABLE is unset or
+    the kernel has no pidfd.
     """
     pid = os.environ.get(PARENT_VARIABLE, "")
     if not pid.isdigit() or not hasattr(os, "pidfd_open"):
@@ -46,9 +47,19 @@ def die_with_parent() -> None:
 
     def wait() -> None:
         select.select([parent], [], [])
+        _kill_descendants()
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="die-with-parent", daemon=True).start()
+
+
+def _kill_descendants() -> None:
+    import psutil
+
+    with suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # it has ended
+                process.kill()
 
 
 @contextmanager

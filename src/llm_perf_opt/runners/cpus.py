@@ -50,3 +50,20 @@ def set_threads(cpus: str | None, threads: int | None) -> None:
     count = default_threads(cpus, threads)
     if count:
         torch.set_num_threads(count)
+
+
+def compute_threads(*, elsewhere: bool) -> int:
+    """Return the number of threads that compute: torch's, or the CPUs that an engine's worker process is bound to.
+
+    Such a worker has one thread per CPU. The number of its threads in /proc includes many that only wait.
+    """
+    import psutil
+    import torch
+
+    if not elsewhere or not hasattr(psutil.Process, "cpu_affinity"):
+        return torch.get_num_threads()
+    bound = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            bound.append(len(child.cpu_affinity()))
+    return min(bound, default=torch.get_num_threads())

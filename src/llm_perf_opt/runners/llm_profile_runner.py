@@ -12,7 +12,6 @@ Passes: clean (unprofiled timing), torch (torch.profiler), plain (warm up, then 
 import argparse
 import hashlib
 import json
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -25,25 +24,30 @@ import yaml
 
 from llm_perf_opt.analysis.overhead import without_profiler_events
 from llm_perf_opt.config.composition import config_from_mapping
-from llm_perf_opt.config.schema import RunConfig
+from llm_perf_opt.config.schema import PYTORCH, RunConfig
+from llm_perf_opt.core.engine_records import ChangedEngine
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
-from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, WrappedPass
+from llm_perf_opt.core.records import CleanTimings, Iteration, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.core.weight_records import TokenAgreement
 from llm_perf_opt.runners.alone import outlive_nsys, requested, shown_errors, write_manifests
 from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send
+from llm_perf_opt.runners.cpus import compute_threads
 from llm_perf_opt.runners.measure.annotations import StageMarker, around_forward, marked, marked_for_guides, unmarked
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.host_load import HostWatch
+from llm_perf_opt.runners.measure.memory import memory_peaks
 from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
 from llm_perf_opt.runners.measure.torch_profiler import Profiled, profile_engine
 from llm_perf_opt.runners.models import weight_facts
-from llm_perf_opt.runners.session import Session, is_steppable, open_session
+from llm_perf_opt.runners.session import Session, open_session
 
 PASSES = ("clean", "torch", "plain")
 _PLAIN_WARMUP = 3
+_CHANGED_REPEATS = 5
+"""Requests that show what the changes of a profiled pass to an engine cost."""
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------
@@ -74,7 +78,7 @@ def torch_pass(session: Session, out: Path) -> None:
             f"torch.profiler cannot see {session.runner.runtime.type}: {profiler.why}.",
             "Choose profiling=none or profiling=nsys.",
         )
-    _warm_up(session.meter(new_tokens, unmarked))
+    engine = _changed_engine(session, _warm_up(session.meter(new_tokens, unmarked)))
     meter = session.meter(new_tokens, marked)
     trace = out / "trace.json.gz"
     send("phase", text="profiling one iteration")
@@ -98,6 +102,7 @@ def torch_pass(session: Session, out: Path) -> None:
         trace_bytes=trace.stat().st_size,
         cost=profiled.cost,
         stage_cpu_ns=_stage_cpu(profiled.iteration),
+        engine=engine,
     )
     write_record(out / "operators.json", without_profiler_events(record))
 
@@ -118,12 +123,12 @@ def plain_pass(session: Session, out: Path, decode_steps: int | None, marker: St
     new_tokens = session.config.runtime.num_new_tokens
     if decode_steps is not None:
         new_tokens = min(new_tokens, decode_steps + 1)
-    _warm_up(session.meter(new_tokens, unmarked))
+    engine = _changed_engine(session, _warm_up(session.meter(new_tokens, unmarked)))
     meter = session.meter(new_tokens, marker)
     with _substages(session, meter), _profiler_api(session):
         iteration = meter.iterate()
     walls = _stage_walls(iteration)
-    write_record(out / "stages.json", WrappedPass(walls, iteration.steps_ns))
+    write_record(out / "stages.json", WrappedPass(walls, iteration.steps_ns, engine))
     send("stages", **walls)
 
 
@@ -143,10 +148,27 @@ def _profiler_api(session: Session) -> Iterator[None]:
         torch.cuda.profiler.stop()
 
 
-def _warm_up(meter: RequestMeter) -> None:
+def _warm_up(meter: RequestMeter) -> RequestMeter:
     for number in range(_PLAIN_WARMUP):
         iteration = meter.iterate()
         _report_progress(Progress("warm-up", number + 1, _PLAIN_WARMUP, iteration.total_ns))
+    return meter
+
+
+def _changed_engine(session: Session, meter: RequestMeter) -> ChangedEngine | None:
+    """Time what the pass changed in the engine, before anything is recorded; None if it changed nothing."""
+    from llm_perf_opt.analysis.stats import percentile
+
+    changes = session.runner.runtime.changes
+    if not changes:
+        return None
+    done = []
+    for number in range(_CHANGED_REPEATS):
+        done.append(meter.iterate())
+        _report_progress(Progress("unprofiled", number + 1, _CHANGED_REPEATS, done[-1].total_ns))
+    walls = {Stage.PREFILL: [each.prefill_ns for each in done], Stage.DECODE: [each.decode_ns for each in done]}
+    medians = {stage.value: round(percentile(times, 0.5)) for stage, times in walls.items()}
+    return ChangedEngine(changes, medians, len(done[0].steps_ns), len(done))
 
 
 def _stage_cpu(iteration: Iteration) -> dict[str, int]:
@@ -238,8 +260,6 @@ def _inputs(session: Session) -> dict[str, Any]:
 
 
 def _timings(session: Session, measured: Measured, meter: RequestMeter) -> CleanTimings:
-    import torch
-
     runtime = session.runner.runtime
     if isinstance(meter, EngineMeter):
         runtime = replace(
@@ -256,10 +276,10 @@ def _timings(session: Session, measured: Measured, meter: RequestMeter) -> Clean
         stopped=measured.stopped,
         stable=measured.stable,
         settled=measured.settled,
-        memory=_memory(session),
+        memory=memory_peaks(session.device, elsewhere=runtime.elsewhere),
         tokens_sha256=hashlib.sha256(json.dumps(measured.tokens).encode()).hexdigest(),
         tokens_repeat=measured.tokens_repeat,
-        threads=torch.get_num_threads(),
+        threads=getattr(session.runner, "threads", 0) or compute_threads(elsewhere=runtime.elsewhere and not session.cuda),
         framework=_framework(session),
         device_untouched_until_ns=session.untouched_until_ns,
         runtime=runtime,
@@ -280,29 +300,12 @@ def _agreement(reference: list[list[int]] | None, tokens: list[list[int]]) -> To
     return TokenAgreement(len(pairs), len(pairs) - len(differing), min(differing, default=None))
 
 
-def _memory(session: Session) -> MemoryPeaks:
-    import torch
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    if not session.cuda:
-        none = Missing("the run is on the CPU")
-        return MemoryPeaks(none, none, none, rss)
-    free, total = torch.cuda.mem_get_info(session.device)
-    return MemoryPeaks(
-        allocated_bytes=torch.cuda.max_memory_allocated(session.device),
-        reserved_bytes=torch.cuda.max_memory_reserved(session.device),
-        device_used_bytes=total - free,
-        process_rss_bytes=rss,
-    )
-
-
 def _framework(session: Session) -> dict[str, str]:
     import torch
     import transformers
 
     versions = {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
-    if not is_steppable(session.runner):
+    if session.runner.runtime.type != PYTORCH:
         versions[session.runner.runtime.type] = session.runner.runtime.version
     if torch.version.cuda:
         versions["cuda_runtime"] = str(torch.version.cuda)
@@ -321,14 +324,15 @@ def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None 
     `alone`: no other process has written the configuration, and the profiler around this one may be gated as in the guides.
     """
     out.mkdir(parents=True, exist_ok=True)
-    session = open_session(config, trace_dir=out if which == "torch" else None, compare_tokens=which == "clean")
+    clean = which == "clean"
+    session = open_session(config, out if which == "torch" else None, compare_tokens=clean, profiled=not clean)
     if alone:
         write_manifests(config, _inputs(session), out)
         outlive_nsys()
     import torch
 
     with torch.inference_mode():
-        if which == "clean":
+        if clean:
             return clean_pass(session, out)
         if which == "torch":
             torch_pass(session, out)

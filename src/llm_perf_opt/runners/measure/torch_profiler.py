@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from llm_perf_opt.analysis.overhead import PROFILER_EVENTS
 from llm_perf_opt.analysis.trace.operators import operator_rows, stage_activity_of
 from llm_perf_opt.config.schema import TorchPreset
 from llm_perf_opt.core.host_records import ProfilerCost
@@ -126,11 +127,12 @@ def profile_steps(step: Callable[[int], Any], steps: int, warmup: int, trace: Pa
 
 
 def operators_of(profiler: Any) -> list[OperatorRow]:
-    """Return the operators of any torch.profiler that has ended."""
+    """Return the operators of any torch.profiler that has ended, without its own work."""
     from torch.profiler import ProfilerActivity
 
     cuda = ProfilerActivity.CUDA in profiler.activities
-    return operators(profiler.key_averages(), "default" if profiler.profile_memory else "minimal", cuda)
+    averages = [row for row in profiler.key_averages() if not is_own_work(row) and row.key not in PROFILER_EVENTS]
+    return operators(averages, "default" if profiler.profile_memory else "minimal", cuda)
 
 
 def _export(profiler: Any, trace: Path) -> None:

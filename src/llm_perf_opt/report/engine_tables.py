@@ -1,0 +1,84 @@
+"""Tables of a run on an engine: settings that llm-perf chose, what changes of profiled passes cost, reserved memory."""
+
+from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.core.records import CleanTimings
+from llm_perf_opt.report.document import Column, Table, cell, count_cell, numbers
+from llm_perf_opt.report.text import count, duration, known, memory_size, percent, signed, then
+
+_ABOUT_SETTINGS = (
+    "Neither the engine's defaults nor settings of the user. Everything else is the engine's default, or set with runtime.engine."
+)
+_ABOUT_COST = (
+    "The changes are measured in the process of the pass before its profiler records; Nsight tools are attached meanwhile, which "
+    "may add to it. Reported times, budgets and savings are those of the unprofiled pass."
+)
+_ABOUT_MEMORY = (
+    "An engine reserves memory in advance for as many requests as fit. Its use of the device does not show what the model needs."
+)
+
+
+def engine_tables(analysis: RunAnalysis) -> list[Table]:
+    """Return the settings that differ from the engine's defaults, and the cost of those of profiled passes."""
+    timings = known(analysis.timings, None)
+    if timings is None or timings.runtime is None:
+        return []
+    changed = [entry for entry in analysis.overheads if entry.changes is not None]
+    columns = [Column("setting"), Column("value"), Column("passes"), Column("reason")]
+    table = Table("engine-settings", "Engine settings chosen by llm-perf", columns)
+    for setting in timings.runtime.settings:
+        table.add(setting.name, setting.value, "all", setting.why)
+    for name, value, why, passes in _changes(changed):
+        table.add(name, value, ", ".join(passes), why)
+    table.foot = _ABOUT_SETTINGS
+    return [*([table] if table.rows else []), *([_cost_table(changed)] if changed else [])]
+
+
+def _changes(changed: list[PassOverhead]) -> list[tuple[str, str, str, list[str]]]:
+    """Return each change once, with the passes that made it."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for entry in changed:
+        for setting in entry.changes.settings if entry.changes else ():
+            found.setdefault((setting.name, setting.value, setting.why), []).append(entry.name)
+    return [(*key, passes) for key, passes in found.items()]
+
+
+def _cost_table(changed: list[PassOverhead]) -> Table:
+    names = ("prefill, unprofiled pass", "prefill, changed", "added", "token, unprofiled pass", "token, changed", "added", "n")
+    table = Table("engine-changes", "What the changes for profiled passes cost", [Column("pass"), *numbers(*names)])
+    for entry in changed:
+        cost = entry.changes
+        if cost is not None:
+            table.add(
+                entry.name,
+                *[cell(value, duration) for value in (cost.clean_prefill_ns, cost.prefill_ns)],
+                cell(cost.added_prefill_ns, signed),
+                *[cell(value, duration) for value in (cost.clean_step_ns, cost.step_ns)],
+                cell(cost.added_step_ns, signed),
+                count_cell(cost.repeats),
+            )
+    table.foot = _ABOUT_COST
+    return table
+
+
+def engine_memory_tables(timings: CleanTimings) -> list[Table]:
+    """Return what the engine reserves and what this run needs of it; nothing if the engine does not report it."""
+    memory = timings.runtime.memory if timings.runtime else None
+    if memory is None:
+        return []
+    weights = timings.model.weight_bytes
+    table = Table(
+        "engine-memory", "Memory: reserved by the engine, and needed", [Column("memory"), *numbers("size"), Column("what")]
+    )
+    share = known(then(memory.share, lambda value: f"the engine may use {percent(value, 0)} of the device's memory"), "")
+    if share:
+        table.add(
+            "Reserved: in use on the device", cell(timings.memory.device_used_bytes, memory_size), f"all processes; {share}"
+        )
+    held = then(memory.cache_tokens, lambda tokens: f"room for {count(tokens)} tokens")
+    table.add("Reserved: cache", cell(memory.cache_bytes, memory_size), cell(held))
+    table.add("Needed: weights", memory_size(weights), f"{count(timings.model.parameters)} parameters")
+    table.add("Needed: cache of the request", memory_size(memory.needed_bytes), f"{memory.needed_tokens:,} tokens")
+    table.add("Needed: both", memory_size(weights + memory.needed_bytes), "without activations, CUDA graphs and libraries")
+    table.foot = _ABOUT_MEMORY
+    return [table]
