@@ -119,3 +119,15 @@ def test_shares_are_whole_exact_and_within_one_of_their_proportion(total: int, w
 def test_no_weights_no_shares() -> None:
     with pytest.raises(ValueError, match="no weight"):
         apportion(5, [0, 0])
+
+
+def test_what_the_traced_pass_changed_in_an_engine_is_no_host_time() -> None:
+    """1,000 of the trace do not count: all of the host's 800, then 200 of the 600 of sync. 2000, 400 and 300 are left."""
+    changed = stage_budget(replace(FACTS, changed_ns=1000))
+    assert (changed.ns(BudgetKey.HOST), changed.ns(BudgetKey.SYNC)) == (0, 104)  # 400/2700 of 700 is 103.70
+    assert sum(row.ns for row in changed.rows) == 1000
+    assert len(changed.notes) == len(stage_budget(FACTS).notes) + 1
+    unknown = stage_budget(replace(FACTS, changed_ns=10**6, idle={}))
+    assert (unknown.ns(BudgetKey.HOST), unknown.ns(BudgetKey.UNEXPLAINED)) == (0, 700), "no cause is left, and none is made up"
+    profiled = replace(FACTS, unprofiled=False)
+    assert stage_budget(replace(profiled, changed_ns=1000)).rows == stage_budget(profiled).rows, "a time with the changes"

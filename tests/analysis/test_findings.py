@@ -26,6 +26,7 @@ from llm_perf_opt.analysis.trace.document import Finding, ThroughputLine
 from llm_perf_opt.analysis.trace.host_calls import Fusion
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.runtimes import Runtime
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.warnings import RunWarning, WarningId
@@ -468,9 +469,12 @@ def test_findings_are_ranked_latency_first_by_what_a_request_saves() -> None:
     assert find(given)[0].id == "launch_bound_decode"
 
 
-def test_another_runtime_gets_words_not_settings_it_does_not_know() -> None:
+def test_a_steppable_runtime_gets_words_not_settings_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     given = host_bound()
-    other = replace(given, facts=replace(given.facts, config={"runtime": {"type": "vllm"}}))
+    other = replace(given, facts=replace(given.facts, config={"runtime": {"type": "other"}}))
+    assert found("launch_bound_decode", other) is None, "an engine has arguments of its own"
+    steppable = Runtime("other", "", steppable=True)
+    monkeypatch.setattr("llm_perf_opt.analysis.findings.remedies.traits_of", lambda _: steppable)
     finding, _ = known("launch_bound_decode", other)
     assert finding.overrides == []
     assert "CUDA graph" in finding.to_try

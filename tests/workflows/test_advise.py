@@ -49,6 +49,14 @@ def test_overrides_replace_values_of_the_run_and_drop_its_profiling() -> None:
     assert values["runtime"]["cache"] == "dynamic"  # the run's own is left alone
 
 
+def test_arguments_of_an_engine_are_added_at_any_depth() -> None:
+    values = asdict(compose(["runtime=tensorrtllm", "runtime.engine.max_batch_size=2"]).config)
+    config = overridden(values, ["runtime.engine.max_batch_size=4", "runtime.engine.kv_cache_config.dtype=fp8"])
+    assert config.runtime.engine == {"max_batch_size": 4, "kv_cache_config": {"dtype": "fp8"}}
+    with pytest.raises(ConfigError, match=r"max_batch_size\.more"):
+        overridden(values, ["runtime.engine.max_batch_size.more=1"])
+
+
 @pytest.mark.parametrize("text", ["runtime.nothing=1", "nothing.at.all=1", "runtime.cache", "runtime.cache=sideways"])
 def test_what_sets_nothing_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
@@ -133,6 +141,23 @@ def test_what_is_a_share_of_the_base_moves_with_it(kept: float, after: int) -> N
     base = clean_timings(in_a_row(10, 50 * MS, [9 * MS] * 3))
     trial = measured(finding(saving_ns=2 * MS, saving_low_ns=MS, kept=kept, **told), base, base, "run")
     assert (trial.predicted_ns, trial.predicted_saving_ns) == (after, 9 * MS - after)
+
+
+def test_a_change_of_the_whole_request_is_compared_by_its_total_time() -> None:
+    """50 + 3 × 10 ms become 50 + 3 × 5 ms."""
+    base, tried = (clean_timings(in_a_row(10, 50 * MS, [step * MS] * 3)) for step in (10, 5))
+    trial = measured(finding(stage="request", saving_per="request"), base, tried, "run")
+    assert (trial.before_ns, trial.after_ns) == (80 * MS, 65 * MS)
+
+
+def test_a_change_that_alters_the_tokens_says_so() -> None:
+    base, tried = (clean_timings(in_a_row(10, 50 * MS, [step * MS] * 3)) for step in (10, 5))
+    other = replace(tried, tokens_sha256="1" * 64)
+    trials = [measured(finding(), base, timings, "run") for timings in (tried, other, replace(other, tokens_repeat=False))]
+    assert [trial.same_tokens for trial in trials] == [True, False, None]
+    assert ["the tokens differ" in trial_words(trial) for trial in trials] == [False, True, False]
+    larger = replace(tried, workload=replace(tried.workload, batch_size=8))
+    assert measured(finding(), base, larger, "run").same_tokens is None, "other requests"
 
 
 def test_throughput_counts_a_token_as_its_share_of_the_step() -> None:

@@ -3,6 +3,9 @@
 A profiler does not change kernel times, but it lengthens gaps. So busy time comes from the trace, and wall time from the
 unprofiled pass if there is one. Their difference is the unprofiled idle time. It is divided among the causes in the proportions
 of the trace, which assumes that a profiler stretches all causes equally.
+
+A pass may change an engine so that its ranges enclose its work. What that adds is measured without the profiler and is taken off
+the host time of the trace first: it is no part of the unprofiled time, and nobody can save it.
 """
 
 from collections.abc import Mapping
@@ -79,6 +82,7 @@ _ROW_OF_CAUSE = {
     IdleCause.COPY_WAIT: BudgetKey.EXPOSED,
     IdleCause.OTHER_WORK: BudgetKey.UNEXPLAINED,
     IdleCause.UNKNOWN: BudgetKey.UNEXPLAINED,
+    IdleCause.GRAPH_CAPTURE: BudgetKey.HOST,
 }
 
 
@@ -163,6 +167,8 @@ class BudgetFacts:
     """Roofline time of the work that the counted kernels executed."""
     counted_share: float = 0.0
     """Share of the kernel time that counters cover."""
+    changed_ns: int = 0
+    """Host time that the traced pass added by changing the engine; not part of the unprofiled time."""
 
 
 def stage_budget(facts: BudgetFacts) -> StageBudget:
@@ -188,6 +194,11 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
         notes.append(
             "Idle time, the unprofiled time minus the kernel time, is divided among its causes in the proportions of the trace."
         )
+        if facts.changed_ns:
+            notes.append(
+                f"Of the host time in the trace, {duration(facts.changed_ns)} do not count: the traced pass changed the engine, "
+                "which adds as much without the profiler."
+            )
     else:
         notes.append("There is no unprofiled pass, so the gaps are those under the profiler. Without it, they would be shorter.")
     rows = tuple(
@@ -236,7 +247,10 @@ def _idle_rows(facts: BudgetFacts, idle_ns: int) -> dict[BudgetKey, int]:
         key = _ROW_OF_CAUSE[cause]
         weights[key] = weights.get(key, 0) + ns
     weights[BudgetKey.HOST] = weights.get(BudgetKey.HOST, 0) + max(facts.trace_wall_ns - facts.span_ns, 0)
-    if not any(weights.values()):
-        weights = {BudgetKey.HOST: 1}  # the trace shows no idle time, and so no causes
+    left = facts.changed_ns if facts.unprofiled else 0
+    for key in (BudgetKey.HOST, BudgetKey.SYNC):  # what the host does between steps, and the wait before it
+        weights[key], left = max(weights.get(key, 0) - left, 0), max(left - weights.get(key, 0), 0)
+    if not any(weights.values()):  # the trace shows no idle time, and so no causes
+        weights = {BudgetKey.UNEXPLAINED if facts.changed_ns else BudgetKey.HOST: 1}
     keys = list(weights)
     return dict(zip(keys, apportion(idle_ns, [weights[key] for key in keys]), strict=True))

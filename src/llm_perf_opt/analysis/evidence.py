@@ -236,6 +236,7 @@ def _stage(
             roofline_ns=roofline_ns,
             counted_ns=counted_ns,
             counted_share=share,
+            changed_ns=_changed(time.name, unit, units, facts),
         )
     )
     return StageEvidence(
@@ -258,6 +259,15 @@ def _stage(
         if time.name != DECODE or unit == DECODE or isinstance(facts.timings, Missing)
         else facts.timings.workload.decode_steps,
     )
+
+
+def _changed(stage: str, unit: str, units: int, facts: RunFacts) -> int:
+    """Return the host time that the traced pass added to as many units by changing the engine; 0 if none is known."""
+    cost = next((each.changes for each in facts.overheads if each.name == facts.trace_pass), None)
+    if cost is None or stage not in (PREFILL, DECODE) or unit == DECODE:
+        return 0
+    added = cost.added_prefill_ns if stage == PREFILL else cost.added_step_ns
+    return 0 if isinstance(added, Missing) else max(round(added * units), 0)
 
 
 def _without_idle_units(time: StageTime, stages: TraceStages, inner: str, active: Int64) -> StageTime:

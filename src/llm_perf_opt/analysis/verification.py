@@ -7,6 +7,7 @@ from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import CleanTimings, Missing
+from llm_perf_opt.core.stages import REQUEST
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Trial:
     """Half the interquartile ranges of both runs, added: a smaller saving is noise."""
     kind: str = "latency"
     """Kind of the finding. For throughput, times are per token (step time / batch), and no request is faster."""
+    same_tokens: bool | None = None
+    """Whether both runs produced the same tokens; None if they ran other requests, or their repeats differ."""
 
     @property
     def saving_ns(self) -> int | None:
@@ -82,7 +85,14 @@ def measured(finding: Finding, base: CleanTimings, tried: CleanTimings, run: str
     return Trial(
         finding.id, tuple(finding.overrides), finding.saving_per, run, "", *predicted_saving(finding, before_ns),
         before_ns=before_ns, after_ns=round(percentile(after, 0.5)), spread_ns=round(spread), kind=finding.kind,
+        same_tokens=_same_tokens(base, tried),
     )  # fmt: skip
+
+
+def _same_tokens(base: CleanTimings, tried: CleanTimings) -> bool | None:
+    if base.workload != tried.workload or not (base.tokens_repeat and tried.tokens_repeat):
+        return None
+    return base.tokens_sha256 == tried.tokens_sha256
 
 
 def predicted_saving(finding: Finding, before_ns: int) -> tuple[int | None, int | None, int | None]:
@@ -102,6 +112,8 @@ def _unit_times(finding: Finding, timings: CleanTimings) -> list[float] | Missin
     found: list[float] = []
     if finding.stage == PREFILL:
         found = [iteration.prefill_ns / share for iteration in timings.iterations]
+    elif finding.stage == REQUEST:
+        found = [iteration.total_ns / share for iteration in timings.iterations]
     elif finding.stage == DECODE and finding.saving_per != DECODE:
         unavailable = steps_unavailable(timings) if finding.counted else None
         if unavailable is not None:

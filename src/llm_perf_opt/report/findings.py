@@ -246,6 +246,7 @@ def _verdict(trial: "Trial") -> str:
     of_rate = trial.kind == THROUGHPUT
     error = 1 / (1 + trial.error) - 1 if of_rate else trial.error
     near = f"predicted {'tokens/s' if of_rate else 'time'} {signed_percent(error, 0)}"
+    near += "; the tokens differ" if trial.same_tokens is False else ""
     if abs(trial.saving_ns) <= trial.spread_ns:
         return f"no difference beyond the spread; {near}"
     if trial.saving_ns < 0:

@@ -123,7 +123,7 @@ def _require_same_device(folder: RunFolder, analysis: RunAnalysis, values: Mappi
         raise ResourceError(
             f"{folder.path.name} ran on {name}, and this machine has {gpu.get('name')}: predictions for one GPU cannot be tried "
             "on another.",
-            "Verify on a machine with that GPU, or run the configuration here and verify the new run.",
+            "Verify on a machine with that GPU, or run the configuration on this machine and verify the new run.",
         )
 
 

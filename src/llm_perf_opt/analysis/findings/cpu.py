@@ -108,7 +108,7 @@ def slow_dtype(evidence: Evidence) -> Finding | None:
 
 
 def int8_weights(evidence: Evidence) -> Finding | None:
-    """Decode reads its weights in a wide format; int8 weights are fewer bytes."""
+    """Decode reads its weights in a wide format; int8 weights take fewer bytes."""
     timings, stage = evidence.facts.timings, evidence.cpu_stage(DECODE)
     if stage is None or isinstance(timings, Missing) or (timings.model.weights is not None and timings.model.weights.quantized):
         return None
@@ -236,7 +236,7 @@ def growing_cache(evidence: Evidence) -> Finding | None:
         "growing_cache",
         place_of(evidence, stage),
         (
-            f"Each token concatenates {calls / stage.units:,.0f} times, {unit_time(stage, copied)}.",
+            f"Each token needs {calls / stage.units:,.0f} concatenations, which take {unit_time(stage, copied)}.",
             "A cache that grows is copied whole for every token.",
         ),
         Grounds(

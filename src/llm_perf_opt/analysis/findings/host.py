@@ -1,8 +1,21 @@
 """Rules on the host: launch gaps, host work between steps, synchronization, allocations and copies."""
 
+from dataclasses import dataclass
+
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding, gap_saving_of, place_of, saving_of, unit_time
+from llm_perf_opt.analysis.findings.finding import (
+    Bounds,
+    Confidence,
+    Grounds,
+    Saving,
+    ToTry,
+    finding,
+    gap_saving_of,
+    place_of,
+    saving_of,
+    unit_time,
+)
 from llm_perf_opt.analysis.limits.peaks import graph_interval_ns
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
@@ -37,6 +50,47 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
     stage = evidence.stage(DECODE)
     if stage is None or not is_launch_bound(stage) or stage.fusion.kept_kernels + stage.fusion.fusable_kernels == 0:
         return None
+    times = graph_times(evidence, stage)
+    low, middle, high = times.bounds
+    saving = graph_saving(stage, times.bounds)
+    if saving.expected_ns <= 0:
+        return None
+    has_graphs = _has_graphs(evidence)
+    return finding(
+        "launch_bound_decode",
+        place_of(evidence, stage),
+        (
+            f"Decode is launch-bound: {wall_clause(stage)}.",
+            f"With a static cache and CUDA graphs, about {unit_time(stage, middle)} per {stage.unit} is expected "
+            f"({unit_time(stage, low)} to {unit_time(stage, high)}).",
+        ),
+        Grounds(
+            (
+                *launch_rows(stage),
+                *staying_rows(stage),
+                *times.rows,
+            ),
+            *graph_confidence(stage),
+        ),
+        saving,
+        ToTry((), _BROKEN_GRAPHS, "Find what breaks the CUDA graphs")
+        if has_graphs
+        else ToTry(_GRAPHS, _USE_GRAPHS, "Run decode in CUDA graphs"),
+    )
+
+
+@dataclass(frozen=True)
+class GraphTimes:
+    """The predicted time of decode in CUDA graphs, over all its units."""
+
+    bounds: Bounds
+    """Least, expected and most. At most, the host's own work and its waiting stay as they are."""
+    rows: tuple[str, ...]
+    """The terms of the prediction."""
+
+
+def graph_times(evidence: Evidence, stage: StageEvidence) -> GraphTimes:
+    """Predict the time of a stage in CUDA graphs: kernels that stay, fused ones, and the gaps inside a graph."""
     fusion = stage.fusion
     # Collectives are among the kernels that stay, and copies within the device are fused.
     exposed = max(stage.budget.ns(BudgetKey.EXPOSED) - stage.collective_ns - stage.inner_copy_ns, 0)
@@ -45,44 +99,33 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
     least, estimate, most = (
         (fusion.kept_ns + fused) * stage.overlap + exposed for fused in (fusion.least_ns, fusion.fused_ns, fusion.most_ns)
     )
-    low = least
     high = most + gap * (fusion.kept_kernels + fusion.sizes) + stays
-    middle = estimate + gap / 2 * fusion.kernels
+    rows = (
+        f"unchanged: {stage.per_unit(fusion.kept_kernels):,.0f} kernels, {unit_time(stage, fusion.kept_ns)} per {stage.unit}",
+        f"fused: {stage.per_unit(fusion.fusable_kernels):,.0f} kernels, {unit_time(stage, fusion.fusable_ns)}, into "
+        f"{stage.per_unit(fusion.runs):,.0f} to {stage.per_unit(fusion.sizes):,.0f} kernels, "
+        f"{unit_time(stage, fusion.least_ns)} to {unit_time(stage, fusion.most_ns)}",
+        source,
+    )
+    return GraphTimes((least, estimate + gap / 2 * fusion.kernels, high), rows)
+
+
+def graph_saving(stage: StageEvidence, after: Bounds) -> Saving:
+    """Return the saving of a stage that takes this long in CUDA graphs."""
+    low, middle, high = after
     wall = stage.budget.wall_ns
     least_saved = stage.least_wall_ns - high if stage.unprofiled else 0
-    saving = saving_of(stage, least_saved, wall - middle, wall - low, after=(low, middle, high))
-    if saving.expected_ns <= 0:
-        return None
-    has_graphs = _has_graphs(evidence)
-    return finding(
-        "launch_bound_decode",
-        place_of(evidence, stage),
-        (
-            f"Decode is launch-bound: {_wall_clause(stage)}.",
-            f"With a static cache and CUDA graphs, about {unit_time(stage, middle)} per {stage.unit} is expected "
-            f"({unit_time(stage, low)} to {unit_time(stage, high)}).",
-        ),
-        Grounds(
-            (
-                *_launch_rows(stage),
-                *_staying_rows(stage),
-                f"unchanged: {stage.per_unit(fusion.kept_kernels):,.0f} kernels, {unit_time(stage, fusion.kept_ns)} "
-                f"per {stage.unit}",
-                f"fused: {stage.per_unit(fusion.fusable_kernels):,.0f} kernels, {unit_time(stage, fusion.fusable_ns)}, into "
-                f"{stage.per_unit(fusion.runs):,.0f} to {stage.per_unit(fusion.sizes):,.0f} kernels, "
-                f"{unit_time(stage, fusion.least_ns)} to {unit_time(stage, fusion.most_ns)}",
-                source,
-            ),
-            "high" if stage.unprofiled else "medium",
-            "the wall time is unprofiled, and the kernel times come from the trace"
-            if stage.unprofiled
-            else "the expected time is reliable, but the saving is taken from the time under the profiler, which lengthens gaps: "
-            "without the profiler it is smaller by an unknown amount",
-        ),
-        saving,
-        ToTry((), _BROKEN_GRAPHS, "Find what breaks the CUDA graphs")
-        if has_graphs
-        else ToTry(_GRAPHS, _USE_GRAPHS, "Run decode in CUDA graphs"),
+    return saving_of(stage, least_saved, wall - middle, wall - low, after=after)
+
+
+def graph_confidence(stage: StageEvidence) -> tuple[Confidence, str]:
+    """Return the confidence in such a saving, and its reason."""
+    if stage.unprofiled:
+        return "high", "the wall time is unprofiled, and the kernel times come from the trace"
+    return (
+        "medium",
+        "the expected time is reliable, but the saving is taken from the time under the profiler, which lengthens gaps: "
+        "without the profiler it is smaller by an unknown amount",
     )
 
 
@@ -96,11 +139,11 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
         "launch_bound_prefill",
         place_of(evidence, stage),
         (
-            f"Prefill is launch-bound: {_wall_clause(stage)}.",
+            f"Prefill is launch-bound: {wall_clause(stage)}.",
             "A prompt several times as long, or several prompts in a batch, would take hardly any longer.",
         ),
         Grounds(
-            _launch_rows(stage),
+            launch_rows(stage),
             "low",
             "how much of the gaps disappears depends on the shapes that prefill is compiled for; the expected saving is "
             "half of them",
@@ -126,11 +169,11 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
         "host_between_steps",
         place_of(evidence, stage),
         (
-            f"Decode waits {unit_time(stage, host)} per {stage.unit}{_wall_scope(stage)} "
+            f"Decode waits {unit_time(stage, host)} per {stage.unit}{wall_scope(stage)} "
             f"({percentage(host / stage.budget.wall_ns)}) for the host before, between and after the kernels of its steps.",
         ),
         Grounds(
-            (f"budget of decode: host {_of_wall(stage, host)}",),
+            (f"budget of decode: host {of_wall(stage, host)}",),
             "low",
             f"each step may need some of this work; the expected saving is half of it{profiled_gaps(stage)}",
         ),
@@ -159,7 +202,7 @@ def profiled_gaps(stage: StageEvidence) -> str:
     return "" if stage.unprofiled else "; the gaps are those under the profiler: without it there is less to save"
 
 
-def _wall_clause(stage: StageEvidence) -> str:
+def wall_clause(stage: StageEvidence) -> str:
     """Return the stage's wall time with its interval and scope, and how long the device was busy in it."""
     per = f" per {stage.unit}" if stage.name == DECODE else ""
     interval = ""
@@ -167,12 +210,12 @@ def _wall_clause(stage: StageEvidence) -> str:
         low, high = (unit_time(stage, end) for end in stage.wall_ends_ns)
         interval = "" if low == high else f" ({low} to {high})"
     return (
-        f"{duration(stage.wall_ns, 3)}{per}{interval}{_wall_scope(stage)}; the device is busy for "
+        f"{duration(stage.wall_ns, 3)}{per}{interval}{wall_scope(stage)}; the device is busy for "
         f"{unit_time(stage, stage.budget.busy_ns)} of it ({percentage(stage.busy_share)})"
     )
 
 
-def _wall_scope(stage: StageEvidence) -> str:
+def wall_scope(stage: StageEvidence) -> str:
     """Return words to append to a wall time if it is the profiler's, or covers only the first steps of a request."""
     if not stage.unprofiled:
         return " under the profiler"
@@ -185,7 +228,7 @@ def _has_graphs(evidence: Evidence) -> bool:
     return setting("runtime.cache") == "static" and setting("runtime.compile") in _WITH_GRAPHS
 
 
-def _staying_rows(stage: StageEvidence) -> tuple[str, ...]:
+def staying_rows(stage: StageEvidence) -> tuple[str, ...]:
     """Return a row on the idle time that graphs may leave unchanged."""
     found = [(key, stage.budget.ns(key)) for key in (BudgetKey.SYNC, BudgetKey.HOST) if stage.budget.ns(key)]
     words = ", ".join(f"{key.label} {unit_time(stage, ns)}" for key, ns in found)
@@ -204,7 +247,8 @@ def _graph_gap(evidence: Evidence, stage: StageEvidence) -> tuple[float, str]:
     return 0.0, f"gaps inside a CUDA graph are not included: {gap.why}"
 
 
-def _launch_rows(stage: StageEvidence) -> tuple[str, ...]:
+def launch_rows(stage: StageEvidence) -> tuple[str, ...]:
+    """Return the launch gaps and the number of launches as text."""
     launches, kernels = stage.per_unit(stage.time.launches), stage.per_unit(stage.time.kernels)
     gaps, host = stage.budget.ns(BudgetKey.LAUNCH), stage.budget.ns(BudgetKey.HOST)
     return (
@@ -214,7 +258,8 @@ def _launch_rows(stage: StageEvidence) -> tuple[str, ...]:
     )
 
 
-def _of_wall(stage: StageEvidence, ns: float) -> str:
+def of_wall(stage: StageEvidence, ns: float) -> str:
+    """Return a time of the stage next to all of it."""
     return f"{duration(ns, 3)} of {duration(stage.budget.wall_ns, 3)}"
 
 
@@ -247,7 +292,7 @@ def syncs_per_step(evidence: Evidence) -> Finding | None:
         Grounds(
             (
                 f"{calls.syncs:,} synchronizing calls, {duration(calls.sync_ns, 3)} under the profiler",
-                f"budget of {stage.name}: sync {_of_wall(stage, lost)}",
+                f"budget of {stage.name}: sync {of_wall(stage, lost)}",
             ),
             "medium",
             "without the wait, the host still has to launch kernels; the expected saving is half of the wait",
@@ -313,7 +358,7 @@ def copies_from_the_host(evidence: Evidence) -> Finding | None:
         Grounds(
             (
                 f"{calls.to_device:,} copies to the device, {calls.to_host:,} back",
-                f"budget of {stage.name}: exposed copies {_of_wall(stage, lost)}",
+                f"budget of {stage.name}: exposed copies {of_wall(stage, lost)}",
             ),
             "medium",
             "some of these copies may be needed; the expected saving is half of their time",

@@ -130,6 +130,9 @@ def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
             continue
         total = sum(row.total_ns for row in rows)
         dtype = "" if isinstance(evidence.facts.timings, Missing) else evidence.facts.timings.model.dtype
+        wide = dtype in ("", "fp32")
+        if not wide and not evidence.facts.own_runtime:
+            continue  # an engine chooses its kernels itself
         product = _kernel_finding(
             evidence,
             stage,
@@ -143,7 +146,7 @@ def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
             "bf16 halves the bytes of a memory-bound product and makes a compute-bound one far faster; the expected saving is "
             "half of their time",
             ToTry(
-                ("model.dtype=bf16",) if dtype in ("", "fp32") else (),
+                ("model.dtype=bf16",) if wide else (),
                 'Use bf16 or fp16 weights, or allow TF32 (torch.set_float32_matmul_precision("high")).',
                 "Run matrix products on tensor cores",
             ),

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.findings import cpu, device, host, kernels, trust
+from llm_perf_opt.analysis.findings import cpu, device, engine, engine_memory, host, kernels, trust
 from llm_perf_opt.analysis.findings.finding import Kind, without_overrides
+from llm_perf_opt.analysis.findings.remedies import of_engine
 from llm_perf_opt.analysis.trace.document import Finding
-from llm_perf_opt.analysis.trace.labels import is_engines
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
@@ -41,6 +41,17 @@ RULES: list[Rule] = [
     cpu.growing_cache,
     cpu.unfused_attention,
     cpu.small_batch_on_cpu,
+    engine.unoverlapped_scheduling,
+    engine.eager_engine,
+    engine.piecewise_graphs,
+    engine.uncaptured_batch,
+    engine.split_prefill,
+    engine.held_back_sequences,
+    engine_memory.wide_cache,
+    engine_memory.wide_weights,
+    engine_memory.slow_attention,
+    engine_memory.unshared_prefix,
+    engine_memory.one_token_per_step,
     trust.throttled,
     trust.noisy_machine,
     trust.profiler_inflation,
@@ -50,15 +61,19 @@ RULES: list[Rule] = [
 
 _OWN_SETTINGS = ("runtime.cache=", "runtime.compile=", "runtime.attn_implementation=", "runtime.quantization=")
 """Settings that only this runtime has."""
+_EVERYWHERE = (kernels.products_without_tensor_cores, device.small_batch, cpu.small_batch_on_cpu)
+_ABOUT_PYTORCH = {module.__name__ for module in (cpu, device, host, kernels)}
+_FOR_PYTORCH = frozenset(rule for rule in RULES if rule.__module__ in _ABOUT_PYTORCH and rule not in _EVERYWHERE)
+"""Rules whose advice is about PyTorch code and settings, which the user of an engine cannot change."""
 
 _ORDER = {kind.value: place for place, kind in enumerate(Kind)}
 
 
 def find(evidence: Evidence) -> tuple[Finding, ...]:
     """Return all findings: latency changes by their saving, then throughput changes, then reasons to measure again."""
-    found = [
-        _with_confidence(_applicable(result, evidence), evidence) for rule in RULES if (result := rule(evidence)) is not None
-    ]
+    skipped = _FOR_PYTORCH if of_engine(evidence) else frozenset()
+    results = [rule(evidence) for rule in RULES if rule not in skipped]
+    found = [_with_confidence(_applicable(result, evidence), evidence) for result in results if result is not None]
     return tuple(sorted(found, key=lambda finding: (_ORDER[finding.kind], -finding.weight_ns)))
 
 
@@ -68,7 +83,7 @@ def _applicable(finding: Finding, evidence: Evidence) -> Finding:
     if not overrides:
         return finding
     runtime = evidence.facts.setting("runtime.type")
-    if runtime is None and is_engines(evidence.method.split(",")[0]):
+    if runtime is None and of_engine(evidence):
         return without_overrides(finding)
     if runtime not in (None, PYTORCH) and any(override.startswith(_OWN_SETTINGS) for override in overrides):
         return without_overrides(finding)

@@ -69,12 +69,12 @@ def profiler_inflation(evidence: Evidence) -> Finding | None:
 
 
 def passes_disagree(evidence: Evidence) -> Finding | None:
-    """The trace and the unprofiled pass do not fit together."""
+    """The trace and the unprofiled pass are inconsistent."""
     reasons = [f"{stage.name}: {problem.what}" for stage in evidence.every for problem in stage.budget.problems]
     return _finding(
         "passes_disagree",
         "The passes disagree",
-        "The trace and the unprofiled pass do not fit together, so the budget of a stage is unreliable.",
+        "The trace and the unprofiled pass are inconsistent, so the budget of a stage is unreliable.",
         reasons,
         "Run both passes again on a quiet machine, and check that the peaks are those of this device.",
     )

@@ -225,7 +225,7 @@ EFFICIENCY_METRICS = (
     EfficiencyMetric(
         "MBU", "%", "minimum bytes / (unprofiled time × memory bandwidth)",
         "Memory bandwidth utilization. For a model that fits in a cache of a CPU, the measured bandwidth of that cache level "
-        "counts instead; it is n/a if that is unknown.",
+        "is used instead; MBU is n/a if that bandwidth is unknown.",
     ),
     EfficiencyMetric(
         "Arithmetic intensity", "FLOP/byte", "model FLOPs / minimum bytes",

@@ -23,7 +23,7 @@ from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.vision_records import VisionInput
 
 _NOT_SAMPLED = Missing("the device was not sampled")
-_NO_WORK = Missing("the torch pass has no work of this component")
+_NO_WORK = Missing("no work of the torch pass was assigned to this component")
 _NOT_MODELED = Missing("it is outside the cost model")
 
 
@@ -294,7 +294,8 @@ def _components(
         return tuple(_component(component, parts, peaks) for component in roofline.components)
     times = {entry.part: entry.time_ns for entry in parts if entry.stage == stage.value}
     rows = [_component(component, times.pop(component.name, _NO_WORK), peaks) for component in roofline.components]
-    rows.append(ComponentEfficiency("other", sum(times.values()), None, _NOT_MODELED, _NOT_MODELED, _NOT_MODELED))
+    if times or any(not isinstance(row.time_ns, Missing) for row in rows):
+        rows.append(ComponentEfficiency("other", sum(times.values()), None, _NOT_MODELED, _NOT_MODELED, _NOT_MODELED))
     return tuple(rows)
 
 

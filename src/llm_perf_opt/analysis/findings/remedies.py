@@ -1,0 +1,97 @@
+"""What the rules on engines share: the changes that an engine accepts, and the cost of prefill by its number of tokens.
+
+An engine's runner records which of its arguments could be changed (`EngineRemedy`). The rules decide whether that would help.
+"""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.cost_model.cost import step_cost
+from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.cost_model.work import Step
+from llm_perf_opt.analysis.evidence import Evidence
+from llm_perf_opt.analysis.findings.finding import Bounds, PredictedTime, Saving, ToTry
+from llm_perf_opt.analysis.limits.efficiency import formats_of
+from llm_perf_opt.analysis.limits.hardware import devices_of
+from llm_perf_opt.analysis.limits.peaks import best_roofline_time, peaks_of
+from llm_perf_opt.analysis.trace.labels import is_engines
+from llm_perf_opt.analysis.trace.operator_classes import HostRow
+from llm_perf_opt.analysis.trace.stage_instances import PREFILL
+from llm_perf_opt.config.runtimes import traits_of
+from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.remedy_records import EngineRemedy, Remedy
+
+WORTHWHILE = 0.05
+"""The least share of a stage that a change must save to be a finding."""
+_PER_STEP = (HostRow.FRAMEWORK, HostRow.PYTHON)
+"""On a CPU, what a step costs whatever it computes."""
+_UNKNOWN = "the arguments of the engine are unknown"
+_IN_WORDS = {
+    Remedy.OVERLAP: "If the engine can, let it schedule the next step while one runs.",
+    Remedy.GRAPHS: "Let the engine run decode in CUDA graphs: do not force eager mode, and capture this batch size.",
+}
+"""Changes for the trace of an engine without its run."""
+
+
+def of_engine(evidence: Evidence) -> bool:
+    """Return whether an engine ran the model: by the run's configuration, or else by the labels of the trace."""
+    runtime = evidence.facts.setting("runtime.type")
+    if runtime is None:
+        return is_engines(evidence.method.split(",")[0])
+    return runtime != PYTORCH and traits_of(str(runtime)).steppable is not True
+
+
+def remedy_of(evidence: Evidence, kind: Remedy) -> EngineRemedy | None:
+    """Return how the engine of the run can be changed in this way; None if it cannot, or already does it."""
+    timings = evidence.facts.timings
+    if isinstance(timings, Missing):
+        words = _IN_WORDS.get(kind) if of_engine(evidence) else None
+        return EngineRemedy(kind.value, (), words, _UNKNOWN) if words else None
+    runtime = timings.runtime
+    return next((remedy for remedy in runtime.remedies if remedy.kind == kind.value), None) if runtime else None
+
+
+def to_try(remedy: EngineRemedy, title: str) -> ToTry:
+    """Return what to try, with its condition and its effect on the output."""
+    altered = "The output changes: a trial measures the time, not the quality of the answers." if remedy.alters_output else ""
+    return ToTry(remedy.overrides, " ".join(text for text in (remedy.change, remedy.condition, altered) if text), title)
+
+
+def products_ns(evidence: Evidence, tokens: Sequence[int]) -> float | None:
+    """Return the roofline time of prefill steps of so many tokens, without attention; None if it is unknown.
+
+    Attention does not depend on how the tokens are split.
+    """
+    timings, facts = evidence.facts.timings, evidence.facts
+    if isinstance(timings, Missing):
+        return None
+    try:
+        architecture = architecture_of(timings.model.architecture)
+    except ConfigError:
+        return None
+    formats = formats_of(timings.model)
+    peak_sets = peaks_of(timings, devices_of(timings), formats.weights, facts.hardware, facts.ceilings)
+    found = [best_roofline_time(step_cost(architecture, Step(1, count), formats), peak_sets) for count in tokens]
+    times = [time[1].components for time in found if not isinstance(time, Missing)]
+    if len(times) < len(found):
+        return None
+    return 1e9 * sum(part.seconds for parts in times for part in parts if part.name != "attention_core")
+
+
+def fixed_prefill_ns(evidence: Evidence) -> float:
+    """Return the part of the prefill's time that does not depend on its tokens: idle, or framework and Python on a CPU."""
+    on_gpu, on_cpu = evidence.stage(PREFILL), evidence.cpu_stage(PREFILL)
+    if on_gpu is not None and on_gpu.unprofiled:
+        return max(on_gpu.per_unit(on_gpu.budget.idle_ns), 0.0)
+    if on_cpu is not None and on_cpu.unprofiled:
+        return on_cpu.per_unit(sum(on_cpu.rows.get(row, 0) for row in _PER_STEP))
+    return 0.0
+
+
+def saving_in(wall_ns: float, bounds: Bounds, unit: str) -> Saving:
+    """Return a saving in a time of the unprofiled pass; the time after it is a share of that time."""
+    low, expected, high = (round(min(max(value, 0.0), wall_ns)) for value in bounds)
+    before = round(wall_ns)
+    after = PredictedTime(before - expected, before - high, before - low, before, kept=1 - expected / max(before, 1))
+    return Saving(expected, low, high, unit, 0, after)
