@@ -276,8 +276,9 @@ def test_tokens_handed_over_in_pairs_have_no_steps_of_their_own(tmp_path: Path) 
     assert not re.search(r"(?<![\d.,])0(\.0+)? (ms|µs|ns|s)\b", "\n".join(times))
 
 
-SHOWN = [words for words in commands("runtimes.md") if "runtime=vllm" not in words]
-"""Commands of the page; those of vLLM are run by the tests of its engine."""
+ENGINES = {"runtime=vllm", "runtime=onnxruntime_genai", "runtime=openvino_genai", "runtime=llamacpp"}
+SHOWN = [words for words in commands("runtimes.md") if not ENGINES & {*words}]
+"""Commands of the page; those of engines in their own environments are run by the tests of the engines."""
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from llm_perf_opt.config.registry import Declared, declared, load
+from llm_perf_opt.config.serving import Server
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.stages import MIXED_STEP, STEP, Stage
 
@@ -67,6 +68,8 @@ class Runtime:
     """Given `runtime.engine`: whether the thread that launches the work marks prefill and decode steps."""
     separate: str = ""
     """How to separate prefill and decode if the engine ran them together; shown to the user."""
+    server: Server | None = None
+    """Its OpenAI-compatible server, for `llm-perf serve`; None: it has none."""
     provided_by: str = field(default="", kw_only=True)
     """The distribution that provides the entry point; empty for a built-in runtime."""
 

@@ -31,6 +31,20 @@ class QuantizedWeights:
 
 
 @dataclass(frozen=True)
+class ModelConversion:
+    """How a model was converted into the format of its engine, before anything was measured."""
+
+    by: str
+    version: str
+    seconds: float
+    """What it took when it was made."""
+    source: str = ""
+    """The folder that was converted; empty for random weights."""
+    reused: bool = False
+    """Whether it was taken from the cache."""
+
+
+@dataclass(frozen=True)
 class WeightFacts:
     """Where the weights came from."""
 
@@ -41,6 +55,8 @@ class WeightFacts:
     """Weights that were quantized after loading; None: none."""
     folder: str = ""
     """The real path of the folder with the files; empty for random weights, and in older runs."""
+    conversion: ModelConversion | None = None
+    """None: they ran as they are stored, or the user converted them."""
 
     @property
     def kind(self) -> str:

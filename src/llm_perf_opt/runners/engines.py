@@ -6,7 +6,7 @@ Parameters are counted on the architecture, because an engine packs, pads and sh
 import ast
 import atexit
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,6 +22,8 @@ from llm_perf_opt.runners import models
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
+
+    from llm_perf_opt.runners.base import RunnerRequest
 
 
 def last_level_cache_of(device: "torch.device") -> Maybe[int]:
@@ -78,6 +80,23 @@ def changed_work(given: Mapping[str, Any], changing: Mapping[str, str], prefix: 
         if given.get(name):
             return f"{prefix}{name}={given[name]} {why}"
     return ""
+
+
+def shared_prefix_tokens(prompts: Sequence[Sequence[int]], block: int) -> int:
+    """Return how many prompt tokens a prefix cache of such blocks saves, because an earlier prompt begins alike.
+
+    Only whole blocks are shared, and the last token of a prompt is always computed.
+    """
+    seen: set[int] = set()
+    shared = 0
+    for ids in prompts:
+        chain, known = 0, True
+        for start in range(0, len(ids) - block + 1, block):
+            chain = hash((chain, tuple(ids[start : start + block])))
+            known = known and chain in seen and start + block < len(ids)
+            shared += block if known else 0
+            seen.add(chain)
+    return shared
 
 
 def other_cache_dtype(stored: str, dtype: "torch.dtype") -> str:
@@ -145,6 +164,18 @@ def temporary_model_folder(architecture: "PretrainedConfig") -> str:
     folder = tempfile.TemporaryDirectory(prefix="llm-perf-model-")
     atexit.register(folder.cleanup)
     return str(write_model_folder(architecture, Path(folder.name)))
+
+
+def cpu_engine_dtype(request: "RunnerRequest", engine: str, supported: "Sequence[torch.dtype]") -> "torch.dtype":
+    """Return the dtype that the engine runs the model in, on a CPU; `auto` is the first supported one."""
+    if request.device.type != "cpu":
+        raise ConfigError(f"{engine} runs on the CPU here, but the device is {request.device}.", "Add hardware=cpu.")
+    if request.config.model.dtype == "auto":
+        return supported[0]
+    if request.dtype not in supported:
+        known = " or ".join(short_dtype(dtype) for dtype in supported)
+        raise ConfigError(f"{engine} does not run model.dtype={short_dtype(request.dtype)}.", f"Use model.dtype={known}.")
+    return request.dtype
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def write_converted(
 def _targets(files: Sequence[DataFile], to: Format) -> dict[str, str]:
     if all(file.name.lower().endswith(f".{to}") for file in files):
         raise ConfigError(
-            f"The data are already {to}.", f"Convert to one of: {', '.join(kind for kind in TARGETS if kind != to)}."
+            f"The data is already {to}.", f"Convert to one of: {', '.join(kind for kind in TARGETS if kind != to)}."
         )
     return {file.name: name for file, name in renamed(files, to).items()}
 
