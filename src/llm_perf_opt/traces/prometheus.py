@@ -45,7 +45,8 @@ def read_prometheus(path: Path) -> PrometheusText:
     found = parse_prometheus(content.decode(errors="replace"))
     if not found.series:
         raise ParseError(
-            f"{path} contains no metric in the Prometheus text format.", "Save the answer of an exporter's /metrics as this file."
+            f"{path} contains no metric in the Prometheus text format.",
+            "Save the response of an exporter's /metrics as this file.",
         )
     return found
 

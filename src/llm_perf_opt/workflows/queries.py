@@ -54,9 +54,19 @@ class Queries:
     def __init__(self, source: Path) -> None:
         from llm_perf_opt.traces.trace_tables import TABLE_NAMES
 
-        self.opened = open_source(source)
         self._derived = _derived_tables(source)
-        self._names = (*TABLE_NAMES, *self._derived)
+        self.trace = None if _is_serving(source) else open_source(source)
+        """None for a run under load: its tables are those of its report."""
+        self._names = tuple(self._derived) if self.trace is None else (*TABLE_NAMES, *self._derived)
+        if not self._names:
+            raise ParseError(f"{source} has no tables.", f"`llm-perf report {source}` writes them.")
+
+    @property
+    def opened(self) -> "CachedTrace":
+        """The trace with its tables. Raise ParseError if there is none."""
+        if self.trace is None:
+            raise ParseError("A run under load has no trace of its own.", "Query its tables, or a trace file in its raw folder.")
+        return self.trace
 
     def tables(self) -> list[TableInfo]:
         """Return the tables with their columns and row counts."""
@@ -96,16 +106,18 @@ class Queries:
 
         connection = connect()
         try:
-            kept = self.opened.tables
-            if not isinstance(kept, Missing) and (kept / META_FILE).is_file():  # another process may have evicted them
-                open_tables(connection, kept)
+            opened = self.trace
+            if opened is None:
+                pass
+            elif not isinstance(opened.tables, Missing) and (opened.tables / META_FILE).is_file():  # not evicted meanwhile
+                open_tables(connection, opened.tables)
             else:
-                load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
+                load_trace(connection, opened.trace, stage_columns(opened.trace))
             for table, rows in self._derived.items():
                 connection.execute(f"create temp view {table} as select * from {rows}")  # noqa: S608 - quoted
             for table in tables:
                 connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
-            for table in (*self._names, "names"):
+            for table in self._names if opened is None else (*self._names, "names"):
                 connection.execute(f"drop view temp.{table}")
             for setting in ("enable_external_access = false", "lock_configuration = true"):
                 connection.execute(f"set {setting}")
@@ -157,12 +169,17 @@ def open_source(source: Path) -> "CachedTrace":
     return RunReader.open(source).cached_trace()
 
 
+def _is_serving(source: Path) -> bool:
+    return source.is_dir() and RunFolder.open(source).manifest().kind == "serving"
+
+
 def _derived_tables(source: Path) -> dict[str, str]:
     """Return the tables that the report of a run wrote: name → SQL that reads it."""
     if not source.is_dir():
         return {}
     folder = RunFolder.open(source).derived_tables
-    found = {name: parquet_rows(file) for name in RUN_TABLES if (file := folder / f"{name}.parquet").is_file()}
+    offered = SERVING_TYPES if _is_serving(source) else RUN_TABLES
+    found = {name: parquet_rows(file) for name in offered if (file := folder / f"{name}.parquet").is_file()}
     earlier = folder / _EARLIER_COMPONENTS
     if "components" not in found and earlier.is_file():
         found["components"] = f"(select stage, part as component, pieces, time_ns from {parquet_rows(earlier)})"  # noqa: S608 - quoted
@@ -211,6 +228,19 @@ _TYPES = {
 }
 """Table → columns. A missing value is NULL."""
 RUN_TABLES = tuple(_TYPES)
+_LATENCY_COLUMNS = ", ".join(
+    f"{key}_{name}_ns double" for key in ("ttft", "tpot", "itl", "e2e") for name in ("p50", "p90", "p99")
+)
+SERVING_TYPES = {
+    "requests": "load bigint, id text, sent_ns bigint, end_ns bigint, scheduled_ns bigint, prompt_tokens bigint, "
+    "output_tokens bigint, chunks bigint, ttft_ns double, tpot_ns double, e2e_ns double, good boolean, error text",
+    "load_points": "load bigint, kind text, asked double, arrival text, generator text, status text, profiled boolean, "
+    "requests bigint, failed bigint, issued_rate double, request_rate double, output_rate double, kept_up double, "
+    f"goodput double, good_share double, {_LATENCY_COLUMNS}",
+    "server_samples": "load bigint, at_ns bigint, running double, waiting double, kv_usage double, preemptions double, "
+    "generated double",
+}
+"""The tables of a run under load."""
 _EARLIER_COMPONENTS = "parts.parquet"
 """The components in folders of earlier versions; its column `part` is now `component`."""
 

@@ -38,7 +38,7 @@ class Listed:
     workload: str = ""
     device: str = ""
     ttft_ns: Maybe[float] | None = None
-    """None for a sweep."""
+    """None for a sweep and for a run under load."""
     tpot_ns: Maybe[float] | None = None
 
 
@@ -155,6 +155,8 @@ def _with_details(row: Listed) -> Listed:
     if row.kind == "sweep":
         return _with_damage(row)
     run = RunReader(RunFolder(Path(row.path)))
+    if run.manifest.kind == "serving":
+        return _with_loads(row, run)
     damage, clean, timings = run.damage, run.manifest.pass_named("clean"), run.timings
     if damage or isinstance(timings, Missing) or (clean is not None and clean.status == "failed"):
         why = Missing("its times are damaged" if damage else "the run has no times")
@@ -165,6 +167,18 @@ def _with_details(row: Listed) -> Listed:
     return replace(
         row, workload=words, device=timings.model.device_name, ttft_ns=_median("ttft", timings), tpot_ns=_median("tpot", timings)
     )
+
+
+def _with_loads(row: Listed, run: RunReader) -> Listed:
+    """Add the loads of a run under load. A single TTFT would say nothing about it."""
+    try:
+        points = [point for _, point in run.load_points if not point.profiled]
+    except ParseError as error:
+        return replace(row, status="damaged", why=error.fact)
+    loads = sorted({point.asked for point in points})
+    span = f"{loads[0]:g} – {loads[-1]:g}" if len(loads) > 1 else f"{loads[0]:g}" if loads else ""
+    unit = "at a time" if points and points[0].kind == "concurrency" else "requests/s"
+    return replace(row, workload=f"{len(loads)} load{'s' if len(loads) > 1 else ''}, {span} {unit}" if loads else "no load")
 
 
 def _with_damage(row: Listed) -> Listed:

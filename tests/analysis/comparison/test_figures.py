@@ -10,11 +10,12 @@ import pytest
 from builders import MS, clean_timings, iteration, model_facts, run_analysis
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
-from llm_perf_opt.analysis.comparison.figures import POWER_SPREAD, UsageChange, energy_changes
+from llm_perf_opt.analysis.comparison.figures import POWER_SPREAD, UsageChange, energy_changes, memory_changes
 from llm_perf_opt.analysis.comparison.gates import exit_code, parse_gates
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import Energy, TelemetrySummary
-from llm_perf_opt.core.records import MemoryPeaks, Missing
+from llm_perf_opt.core.engine_records import EngineMemory
+from llm_perf_opt.core.records import CleanTimings, MemoryPeaks, Missing, RuntimeFacts
 
 GIB = 2**30
 
@@ -190,3 +191,16 @@ def test_a_missing_reading_leaves_the_other_side_shown() -> None:
     zero = held([on_card(0.0)], [on_card(1.0)], "energy=3%")
     assert zero.gates[0].outcome == "cannot tell"
     assert "not above zero" in zero.gates[0].why
+
+
+def test_memory_that_an_engine_reserves_is_not_compared() -> None:
+    plain = on_card().timings
+    assert isinstance(plain, CleanTimings)
+    memory = EngineMemory(0.92, 1000, 10 * GIB, 10, GIB)
+    engine = replace(plain, runtime=RuntimeFacts("vllm", "0.32", "by step", memory=memory))
+    changes = {row.key: row.change for row in memory_changes([plain], [engine], Judgement())}
+    assert {key for key, change in changes.items() if isinstance(change, Missing)} == {
+        "memory.allocated", "memory.reserved", "memory.device",
+    }  # fmt: skip
+    fixed = replace(engine, runtime=RuntimeFacts("vllm", "0.32", "by step", memory=replace(memory, share=Missing("set"))))
+    assert not any(isinstance(row.change, Missing) for row in memory_changes([plain], [fixed], Judgement()))

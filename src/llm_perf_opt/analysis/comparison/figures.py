@@ -79,10 +79,19 @@ def memory_changes(base: Sequence[CleanTimings], new: Sequence[CleanTimings], ju
     """
     rows = []
     for key, label, field, spread in MEMORY:
-        sides = [[getattr(run.memory, field) for run in side] for side in (base, new)]
+        sides = [[_memory_of(run, field) for run in side] for side in (base, new)]
         applied = Judgement(judgement.smallest if spread else 0.0, spread)
         rows.append(_usage(key, label, "bytes", sides[0], sides[1], applied))
     return tuple(rows)
+
+
+def _memory_of(run: CleanTimings, field: str) -> Maybe[float]:
+    """Return a reading. Memory that an engine reserves in advance does not show what the run needs."""
+    value: Maybe[float] = getattr(run.memory, field)
+    reserved = run.runtime.memory if run.runtime else None
+    if field == "process_rss_bytes" or reserved is None or isinstance(reserved.share, Missing) or isinstance(value, Missing):
+        return value
+    return Missing("an engine reserves memory in advance, whatever the run needs")
 
 
 def energy_changes(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis], judgement: Judgement) -> tuple[UsageChange, ...]:

@@ -1,0 +1,1 @@
+"""What load generators and servers write: records of requests, spans, scraped metrics."""

@@ -1,0 +1,205 @@
+"""Read the per-request records of AIPerf (`profile_export.jsonl`) and the summary next to them (`…_aiperf.json`).
+
+The times of a record are unix nanoseconds. Its `request_latency` ends with the last response; `request_end_ns`, a little later,
+includes closing the request and is used only for failed requests.
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.missing import Maybe, Missing
+from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, ServedRequest
+from llm_perf_opt.traces.serving.json_files import (
+    checked_ns,
+    count_of,
+    field_of,
+    first_of,
+    number_of,
+    read_json,
+    read_lines,
+    refused,
+    statistics_of,
+    text_of,
+)
+
+NAME = "AIPerf"
+SUMMARY_ENDING = "_aiperf.json"
+"""AIPerf writes PREFIX.jsonl and PREFIX_aiperf.json."""
+_MS = 1e6
+_OWN = {
+    "ttft": "time_to_first_token",
+    "tpot": "inter_token_latency",
+    "itl": "inter_chunk_latency",
+    "e2e": "request_latency",
+}
+"""Our figures → its figures with the same definition. Its inter-token latency is one mean per request, which is a TPOT."""
+_RATES = {"request_rate": "request_throughput", "output_rate": "output_token_throughput"}
+_ARRIVALS: dict[str, Arrival] = {"poisson": "poisson", "constant": "constant", "concurrency": "closed"}
+
+
+class _Metadata(msgspec.Struct):
+    request_start_ns: int
+    request_end_ns: int
+    x_request_id: str = ""
+    session_num: int = 0
+    credit_issued_ns: int | None = None
+    benchmark_phase: str = "profiling"
+    was_cancelled: bool = False
+
+
+class _Metric(msgspec.Struct):
+    value: Any = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: int | str | None = None
+    type: str | None = None
+
+
+class _Record(msgspec.Struct):
+    metadata: _Metadata
+    metrics: dict[str, _Metric] = {}
+    error: _Error | None = None
+
+
+def summary_of(path: Path) -> Path:
+    """Return where AIPerf writes the summary of these records."""
+    return path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + SUMMARY_ENDING)
+
+
+def read_aiperf(path: Path, cut_short: bool = False) -> list[LoadRecords]:
+    """Return the requests of one measurement, without its warm-up."""
+    requests, warmup = [], 0
+    for number, record in read_lines(path, _Record, cut_short=cut_short):
+        if record.metadata.benchmark_phase == "warmup":
+            warmup += 1
+            continue
+        try:
+            requests.append(_request(record, number))
+        except ValueError as error:
+            raise refused(path, f"line {number}", error) from error
+    if not requests:
+        raise ParseError(f"{path} has no request.", "The load generator did not finish; repeat the measurement.")
+    requests.sort(key=lambda request: request.sent_ns)
+    notes = (f"{warmup} requests of the warm-up are left out",) if warmup else ()
+    return [_with_summary(LoadRecords(NAME, tuple(requests), notes=notes), summary_of(path))]
+
+
+def _request(record: _Record, number: int) -> ServedRequest:
+    about = record.metadata
+    sent, ended = about.request_start_ns, about.request_end_ns
+    if not 0 < sent <= checked_ns(ended, "request_end_ns"):
+        raise ValueError(f"it was sent at {sent} ns and ended at {ended} ns")
+    error = _error_of(record)
+    latency, first = (_nanoseconds(record, key) for key in ("request_latency", "time_to_first_token"))
+    if latency is not None and not error:
+        ended = checked_ns(sent + latency, "its end")
+    return ServedRequest(
+        id=about.x_request_id or f"{about.session_num}",
+        sent_ns=sent,
+        end_ns=ended,
+        token_ns=() if first is None else _arrivals(record, sent + first),
+        prompt_tokens=_count(record, "usage_prompt_tokens", "input_sequence_length"),
+        output_tokens=_count(record, "usage_completion_tokens", "output_token_count"),
+        scheduled_ns=Missing("not recorded")
+        if about.credit_issued_ns is None
+        else checked_ns(about.credit_issued_ns, "credit_issued_ns"),
+        error=error,
+        client_tokens=_count(record, "output_sequence_length"),
+    )
+
+
+def _error_of(record: _Record) -> str:
+    if record.error is None:
+        return "canceled" if record.metadata.was_cancelled else ""
+    words = (record.error.code, record.error.type, record.error.message)
+    return " ".join(str(word) for word in words if word not in (None, "")) or "failed without a message"
+
+
+def _nanoseconds(record: _Record, key: str) -> int | None:
+    metric = record.metrics.get(key)
+    if metric is None or metric.value is None:
+        return None
+    return _milliseconds(metric.value, key)
+
+
+def _milliseconds(value: Any, key: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value < 1e12:
+        raise ValueError(f"{key} is {str(value)[:40]}, which is not a time in milliseconds")
+    return round(value * _MS)
+
+
+def _arrivals(record: _Record, first_ns: int) -> tuple[int, ...]:
+    """Return when each chunk arrived: its gaps are recorded, the first token has a time of its own."""
+    metric = record.metrics.get("inter_chunk_latency")
+    gaps = [] if metric is None else metric.value
+    if not isinstance(gaps, list):
+        raise ValueError("inter_chunk_latency is not a list")
+    found = [first_ns]
+    for gap in gaps:
+        found.append(found[-1] + _milliseconds(gap, "inter_chunk_latency"))
+    checked_ns(found[-1], "its last chunk")
+    return tuple(found)
+
+
+def _count(record: _Record, *keys: str) -> Maybe[int]:
+    """Return the first of these counts that was recorded: the server's before the generator's own."""
+    for key in keys:
+        metric = record.metrics.get(key)
+        if metric is not None and isinstance(metric.value, int | float):
+            return count_of(metric.value)
+    return Missing("not recorded")
+
+
+def _with_summary(found: LoadRecords, file: Path) -> LoadRecords:
+    if not file.is_file():
+        return _without_summary(found, file)
+    summary = read_json(file, dict[str, Any])
+    own = {key: _statistics(summary.get(name)) for key, name in _OWN.items()}
+    for key, name in _RATES.items():
+        own[key] = statistics_of({"mean": number_of(field_of(summary, name, "avg"))}, 1)
+    asked, kind, arrival = _load_of(summary)
+    url = first_of(field_of(summary, "input_config", "endpoint", "urls"))
+    model = field_of(first_of(field_of(summary, "input_config", "models", "items")), "name")
+    return LoadRecords(
+        generator=NAME,
+        requests=found.requests,
+        version=text_of(summary.get("aiperf_version")),
+        asked=asked,
+        kind=kind,
+        arrival=arrival,
+        own={key: values for key, values in own.items() if values},
+        notes=found.notes,
+        model=text_of(model),
+        url=text_of(url),
+    )
+
+
+def _without_summary(found: LoadRecords, file: Path) -> LoadRecords:
+    why = f"{file.name} is not next to the records"
+    return replace(found, asked=Missing(why), arrival=Missing(why), notes=(*found.notes, f"{why}: no load and no summary"))
+
+
+def _statistics(metric: Any) -> dict[str, float]:
+    names = {"mean": "avg", "p50": "p50", "p90": "p90", "p99": "p99"}
+    return statistics_of({name: number_of(field_of(metric, key)) for name, key in names.items()}, _MS)
+
+
+def _load_of(summary: dict[str, Any]) -> tuple[Maybe[float], LoadKind, Maybe[Arrival]]:
+    """Return the load of the measured phase: a rate, or a number of requests at a time."""
+    phases = field_of(summary, "input_config", "phases")
+    measured = [phase for phase in phases if field_of(phase, "kind") != "warmup"] if isinstance(phases, list) else []
+    phase = measured[-1] if measured else None
+    arrival = _ARRIVALS.get(str(field_of(phase, "type")), Missing(f"its pattern is {str(field_of(phase, 'type'))[:40]!r}"))
+    rate, concurrency = (number_of(field_of(phase, key)) for key in ("rate", "concurrency"))
+    if rate is not None and rate > 0:
+        return rate, "rate", arrival
+    if concurrency is not None and concurrency > 0:
+        return concurrency, "concurrency", "closed"
+    return Missing("the summary names no rate and no concurrency"), "rate", arrival

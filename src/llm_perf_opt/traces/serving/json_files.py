@@ -1,0 +1,166 @@
+"""Read JSON and JSON lines of load generators. An error names the file, the line and the field."""
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from llm_perf_opt.core.errors import ParseError, ResourceError, words_of
+from llm_perf_opt.core.missing import Maybe, Missing
+from llm_perf_opt.core.user_files import COMPRESSED, open_ordinary, read_unpacked
+
+R = TypeVar("R")
+
+MOST_BYTES = 1 << 30
+"""The largest file that is read. A million requests of 128 tokens take about half of it."""
+MOST_LINE_BYTES = 64 << 20
+MOST_REQUESTS = 2_000_000
+HEAD_BYTES = 1 << 16
+"""How much of a file is read to recognize its format."""
+LATEST_NS = 4 * 10**18
+"""Unix time in the year 2096, and half of what 64 bits hold. Larger numbers are not times."""
+_REMEDY = "The file is damaged, or another version of the tool wrote it. Copy it again, or repeat the measurement."
+
+
+def head_of(path: Path) -> bytes:
+    """Return the first bytes of a file, unpacked. Raise a ParseError if it is empty or cannot be read."""
+    try:
+        content = read_unpacked(path)[:HEAD_BYTES] if path.suffix == COMPRESSED else _first_bytes(path)
+    except (OSError, ValueError) as error:
+        raise ParseError(f"{path} cannot be read: {words_of(error)}.", "Check the path.") from error
+    if not content.strip():
+        raise ParseError(f"{path} is empty.", "The load generator did not finish; repeat the measurement.")
+    return content
+
+
+def _first_bytes(path: Path) -> bytes:
+    with open_ordinary(path) as file:
+        return file.read(HEAD_BYTES)
+
+
+def read_json(path: Path, kind: type[R]) -> R:
+    """Return a JSON file as `kind`, or raise a ParseError."""
+    content = _content(path)
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise ParseError(f"{path}: {error}.", _REMEDY) from error
+    except (ValueError, RecursionError) as error:
+        if any(word in content for word in (b"NaN", b"Infinity")):  # Python writes them; JSON has none
+            return _with_odd_numbers(path, content, kind)
+        raise ParseError(f"{path}, line {_line_of(content, error)}: {words_of(error)}.", _REMEDY) from error
+
+
+def _with_odd_numbers(path: Path, content: bytes, kind: type[R]) -> R:
+    try:
+        return msgspec.convert(json.loads(content, parse_constant=lambda _: None), type=kind)
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"{path}: {words_of(error)}.", _REMEDY) from error
+
+
+def _line_of(content: bytes, error: BaseException) -> int:
+    """Return the line of an error of msgspec, which names a byte; the last line if it does not."""
+    digits = str(error).rpartition("byte ")[2].rstrip(")")
+    return content.count(b"\n", 0, int(digits) if digits.isdigit() else len(content)) + 1
+
+
+def read_lines(path: Path, kind: type[R], *, cut_short: bool = False) -> Iterator[tuple[int, R]]:
+    """Yield each line of a JSON lines file with its number. With `cut_short`, an incomplete last line is left out."""
+    decoder = msgspec.json.Decoder(kind)
+    with _opened(path) as file:
+        for number in range(1, MOST_REQUESTS + 1):
+            line = file.readline(MOST_LINE_BYTES + 1)
+            if not line:
+                return
+            if len(line) > MOST_LINE_BYTES:
+                raise ParseError(f"{path}, line {number} is longer than {MOST_LINE_BYTES >> 20} MiB.", _REMEDY)
+            if not line.strip():
+                continue
+            try:
+                yield number, decoder.decode(line)
+            except (ValueError, RecursionError) as error:
+                if cut_short and not line.endswith(b"\n"):
+                    return
+                ends = "" if line.endswith(b"\n") else " The file ends in the middle of it."
+                raise ParseError(f"{path}, line {number}: {words_of(error)}.{ends}", _REMEDY) from error
+    raise ResourceError(f"{path} has more than {MOST_REQUESTS:,} lines.", "Import a shorter measurement.")
+
+
+def _opened(path: Path) -> Any:
+    if path.suffix == COMPRESSED:
+        return io.BytesIO(_content(path))
+    try:
+        return open_ordinary(path)
+    except OSError as error:
+        raise ParseError(f"{path} cannot be read: {words_of(error)}.", "Check the path.") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ResourceError(f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Import a shorter measurement.")
+        return read_unpacked(path)
+    except (OSError, ValueError) as error:
+        raise ParseError(f"{path} cannot be read: {words_of(error)}.", "Check the path.") from error
+
+
+def ns_of(seconds: float, what: str) -> int:
+    """Return seconds in nanoseconds. Raise ValueError if they are negative, infinite or no time at all."""
+    if not math.isfinite(seconds) or not 0 <= seconds < LATEST_NS / 1e9:
+        raise ValueError(f"{what} is {seconds!r}, which is not a time in seconds")
+    whole = int(seconds)
+    return whole * 10**9 + round((seconds - whole) * 1e9)  # more precise than rounding the product
+
+
+def checked_ns(time_ns: int, what: str) -> int:
+    """Return a time in nanoseconds. Raise ValueError if it is negative or beyond all clocks."""
+    if not 0 <= time_ns < LATEST_NS:
+        raise ValueError(f"{what} is {str(time_ns)[:40]}, which is not a time in nanoseconds")
+    return time_ns
+
+
+def count_of(value: int | float | None) -> Maybe[int]:
+    """Return a count of tokens; missing if there is none or it is no count."""
+    usable = value is not None and math.isfinite(value) and 0 <= value < 1e9 and value == int(value)
+    return int(value) if usable and value is not None else Missing("not recorded")
+
+
+def refused(path: Path, place: str, error: ValueError) -> ParseError:
+    """Return the error for a record whose values are impossible."""
+    return ParseError(f"{path}, {place}: {error}.", _REMEDY)
+
+
+def statistics_of(found: dict[str, float | None], scale: float) -> dict[str, float]:
+    """Return the statistics that have a value, in base units."""
+    return {name: value * scale for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+# --- values of unknown shape ----------------------------------------------------------------------------------------------
+
+
+def field_of(value: Any, *keys: str) -> Any:
+    """Return the value under nested keys; None if there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def first_of(value: Any) -> Any:
+    """Return the first value of a list; None if there is none."""
+    return value[0] if isinstance(value, list) and value else None
+
+
+def number_of(value: Any) -> float | None:
+    """Return a finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def text_of(value: Any) -> Maybe[str]:
+    """Return a text, shortened if it is very long."""
+    return value[:500] if isinstance(value, str) and value else Missing("not recorded")
