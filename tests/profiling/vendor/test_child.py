@@ -71,3 +71,10 @@ def test_a_pid_that_passed_to_another_process_is_left_alone(monkeypatch: pytest.
         family.send(signal.SIGKILL)
         assert family.alive() == []
         assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None, "it still runs"
+
+
+def test_a_session_whose_number_passed_to_another_process_is_left_alone() -> None:
+    with sleeping() as pid:
+        family = Descendants(pid, new_mark())
+        family.look(child_is_known=False)
+        assert family.alive() == [], "the pid runs, but it is not the child any more"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from command import HANG_S
-from llm_perf_opt.core.errors import CaptureError, Interrupted
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.profiling.vendor import launch
 from llm_perf_opt.profiling.vendor.child import DiskWatch
@@ -165,6 +165,21 @@ def test_what_hides_in_a_session_of_its_own_is_ended_too(tmp_path: Path, monkeyp
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_a_process_whose_environment_is_gone_is_ended_with_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an engine's core is that outlives a killed child: nothing in its environment leads to it."""
+    monkeypatch.setattr(launch, "SETTLE_S", 0.1)
+    pid_file = tmp_path / "pid"
+    code = f"""
+import os, signal, subprocess, sys
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({HANG_S})"], env={{}})
+open({str(pid_file)!r}, "w").write(str(other.pid))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    finished, _, _ = run(code, tmp_path)
+    assert finished.signal_name == "SIGKILL"
+    assert ended(int(pid_file.read_text()))
 
 
 @pytest.fixture
@@ -328,8 +343,9 @@ def test_companion_that_does_not_start_is_an_error(tmp_path: Path) -> None:
 def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     child = (
-        "import os, time; from llm_perf_opt.runners.child import die_with_parent; die_with_parent(); "
-        f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep({HANG_S})"
+        "import os, subprocess, sys, time; from llm_perf_opt.runners.child import die_with_parent; die_with_parent(); "
+        f"engine = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep({HANG_S})'], start_new_session=True); "
+        f"open({str(pid_file)!r}, 'w').write(f'{{os.getpid()}} {{engine.pid}} '); time.sleep({HANG_S})"
     )
     # a tool stands between: what must die with the parent is its grandchild, which the tool would outlive
     tool = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -343,8 +359,35 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     parent.kill()
     parent.wait()
-    pid = int(pid_file.read_text())
-    assert ended(pid)
+    assert all(ended(int(pid)) for pid in pid_file.read_text().split()), "also the process that it started"
+
+
+ENGINE_LOG = """\
+(EngineCore pid=7) ERROR 11-16 19:27:45 [core.py:1199] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-16 19:27:45 [core.py:1199] ValueError: No available memory for the cache blocks.
+RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+def test_the_cause_of_an_engines_error_is_found_in_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(ENGINE_LOG)
+    finished = launch.Finished(3, 1.0, False)
+
+    def judged(fact: str) -> LlmPerfError | None:
+        return launch.verdict("It", finished, [ResourceError(fact, "See the log.")], log, limit="", longer="", smaller="")
+
+    found = judged("vLLM cannot open this model: Engine core initialization failed. See root cause above.")
+    assert isinstance(found, ResourceError)
+    assert found.fact.endswith("See root cause above: ValueError: No available memory for the cache blocks.")
+    assert found.remedy == "See the log."
+    plain = judged("The model does not fit.")
+    assert plain is not None
+    assert plain.fact == "The model does not fit."
+    log.unlink()
+    lost = judged("See root cause above.")
+    assert lost is not None
+    assert lost.fact == "See root cause above."
 
 
 def test_ask() -> None:

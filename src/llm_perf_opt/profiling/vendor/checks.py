@@ -79,7 +79,7 @@ def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{free / 2**30:.1f} GiB free in the current folder"
     if free < LEAST_FREE_BYTES:
-        return Check("Disk", "missing", found, "No run can start here.", "Free some space, or set hydra.run.dir=DIR.")
+        return Check("Disk", "missing", found, "No run can start in this folder.", "Free some space, or set hydra.run.dir=DIR.")
     return Check("Disk", "ok", found)
 
 
@@ -183,7 +183,7 @@ def _importer() -> Check:
         return Check(title, "ok", str(importer))
     return Check(
         title, "warning", f"no QdstrmImporter near {path}",
-        "If nsys leaves only a .qdstrm, no report can be created from it here.",
+        "If nsys leaves only a .qdstrm, no report can be created from it.",
         "Install all of Nsight Systems: its host components as well as its target components.",
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ResourceError
 from llm_perf_opt.core.run_folder import LEAST_FREE_BYTES
@@ -89,6 +89,18 @@ class pidfd:  # noqa: N801 - reads as a function at its call
 
 
 BYTES_PER_GB = 10**9
+
+
+class Watch(Protocol):
+    """Checks now and then whether a running child must be stopped."""
+
+    interval_s: float
+
+    def due(self) -> bool:
+        """Return whether it is time to check again."""
+
+    def problem(self) -> LlmPerfError | None:
+        """Return why the child must be stopped, or None."""
 
 
 class DiskWatch:
@@ -180,13 +192,17 @@ class Descendants:
         self._others: dict[int, int] = {}
 
     def look(self, *, child_is_known: bool) -> None:
-        """Record the running descendants. `child_is_known`: the child has not been waited for, so its pid is still valid."""
+        """Record the running descendants. `child_is_known`: the child has not been waited for, so its pid is still valid.
+
+        Processes of its session are its own even later: its pid is not given to another process while they run.
+        """
         seen = _processes()
+        is_ours = child_is_known or self._child not in seen
         for pid, process in seen.items():
             if self._ours.get(pid) == process.began or self._others.get(pid) == process.began:
                 continue
             environment = _environment(pid)
-            if self._mark in environment or (child_is_known and self._child in (pid, process.session)):
+            if self._mark in environment or (is_ours and self._child in (pid, process.session)):
                 self._ours[pid] = process.began
             elif environment:  # it is empty for a moment during exec, so such a process is checked again
                 self._others[pid] = process.began

@@ -20,15 +20,15 @@ from llm_perf_opt.profiling.vendor.child import (
     MARK,
     TICK_S,
     Descendants,
-    DiskWatch,
     LineReader,
     OnMessage,
     OnTick,
+    Watch,
     new_mark,
     no_tick,
     pidfd,
 )
-from llm_perf_opt.profiling.vendor.logs import program_output
+from llm_perf_opt.profiling.vendor.logs import program_output, with_cause
 from llm_perf_opt.runners.child import PARENT_VARIABLE
 
 REPORT_GRACE_S = (120.0, 20.0, 5.0)
@@ -103,7 +103,7 @@ def run_child(
     timeout_s: float,
     callbacks: Callbacks,
     environment: Mapping[str, str] | None = None,
-    watch: DiskWatch | None = None,
+    watch: Watch | None = None,
     grace_s: tuple[float, float, float] | None = None,
 ) -> Finished:
     """Run a child to its end. Its output goes to `log`, its messages to `callbacks`.
@@ -170,7 +170,7 @@ def verdict(
     if finished.stopped is not None:
         return finished.stopped
     if errors:
-        return errors[0]
+        return with_cause(errors[0], _text_of(log))
     if finished.timed_out:
         return CaptureError(
             f"{what} took longer than {limit} and was stopped after {finished.seconds:.0f} s.", f"{longer} See {log}."
@@ -187,13 +187,17 @@ def verdict(
 
 def _error_line(log: Path) -> str:
     """Return the line of a log that most likely describes the error, after a colon."""
-    try:
-        lines = program_output(log.read_text(errors="replace"))
-    except OSError:
-        return ""
+    lines = program_output(_text_of(log))
     raised = [line for line in lines if _RAISED.match(line)][-1:]
     found = raised or [line for line in lines if "error" in line.lower()] or lines[-1:]
     return f": {found[0].removeprefix('==ERROR==').strip()[:300]}" if found else ""
+
+
+def _text_of(log: Path) -> str:
+    try:
+        return log.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | None = None) -> Finished:
@@ -229,7 +233,7 @@ class _Running:
         self._grace_s = grace_s
         self._on_tick = on_tick
 
-    def follow(self, deadline: float, watch: DiskWatch | None = None) -> Literal["ended", "late"] | LlmPerfError:
+    def follow(self, deadline: float, watch: Watch | None = None) -> Literal["ended", "late"] | LlmPerfError:
         """Copy output until the child ends, the deadline passes or the watch finds a problem. Never busy-waits."""
         assert self._child.stdout is not None  # noqa: S101 - opened with PIPE
         pipe = self._child.stdout.fileno()

@@ -86,13 +86,13 @@ _NSYS = (
     _Rule(
         "gpu_metrics_unsupported",
         r"Illegal --gpu-metrics-devices? argument",
-        "GPU metrics cannot be sampled here.",
+        "GPU metrics cannot be sampled on this machine.",
         "Leave GPU metrics out; `nsys profile --gpu-metrics-devices=help` (older: --gpu-metrics-device=help) shows why.",
     ),
     _Rule(
         "unknown_option",
         r"^unrecogni[sz]ed option|^Illegal (?!--gpu-metrics)--\S+ argument",
-        "nsys does not know an option.",
+        "nsys rejected an option.",
         "Use a newer Nsight Systems; `llm-perf doctor` shows the installed version.",
     ),
 )
@@ -102,13 +102,13 @@ _NCU = (
     _Rule(
         "unknown_metric",
         r"Failed to find metric",
-        "ncu does not know a metric on this chip and stopped the program.",
+        "A requested metric does not exist on this chip, so ncu stopped the program.",
         "Check the names with `llm-perf metrics check NAME --chip CHIP`.",
     ),
     _Rule(
         "unknown_section",
         r"did not match any section|No metrics to collect found in sections",
-        "ncu does not know a section or set by that name.",
+        "A requested section or set does not exist in this ncu.",
         "Names must match exactly, patterns need the prefix `regex:`; `ncu --list-sections` and `--list-sets` list the names.",
     ),
     _Rule(
@@ -126,7 +126,7 @@ _NCU = (
     _Rule(
         "unknown_option",
         r"unrecogni[sz]ed option|argument .*for option .* is invalid|Invalid regex|requires --nvtx",
-        "ncu does not know an option.",
+        "ncu rejected an option.",
         "Use a newer Nsight Compute; `llm-perf doctor` shows the installed version.",
     ),
     _Rule(
@@ -223,3 +223,19 @@ def _problems(lines: Sequence[str], rules: Sequence[_Rule]) -> list[LogProblem]:
 def _excerpt(match: re.Match[str], most: int = 300) -> str:
     """Return the matched line; of a long one, which begins with a location in the tool, the text from the match on."""
     return match.string[:most] if match.end() <= most else f"… {match.string[match.start() :][:most]}"
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+_CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception): .+)$")
+"""The last line of a traceback, in the log of a process that may put its name before every line."""
+_POINTS_ABOVE = "root cause"
+"""In errors of engines whose cause was raised, and logged, in another process."""
+
+
+def with_cause(error: LlmPerfError, log: str) -> LlmPerfError:
+    """Return the error with its cause if that is only in the log: an engine's own process raised it."""
+    if _POINTS_ABOVE not in error.fact:
+        return error
+    causes = [found[1] for line in log.splitlines() if _POINTS_ABOVE not in line and (found := _CAUSE.search(line))]
+    return type(error)(f"{error.fact.rstrip('.')}: {causes[-1].strip()[:300]}", error.remedy) if causes else error

@@ -62,7 +62,7 @@ def build_ncu_cmd(
     request = replace(request or NcuRequest(), **options)
     gate, ranges = request.gate, request.ranges
     if gate.kind == "nvtx":
-        raise ConfigError("ncu has no NVTX gate.", "Put the range into `ranges`, in ncu syntax.")
+        raise ConfigError("ncu cannot start its capture at an NVTX range.", "Put the range into `ranges`, in ncu syntax.")
     for expression in ranges:
         check_gate("ncu", expression, ours=request.ours, substages=request.substages)
     argv = [str(ncu), "--target-processes", "all", "--config-file", "off", "--replay-mode", request.replay]

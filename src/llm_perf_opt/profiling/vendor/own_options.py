@@ -13,6 +13,7 @@ _MESSAGES = "the messages of the tool are read from its log"
 _NO_PROFILE = "the tool would not profile the program"
 _SESSION = "the tool must run until the program ends"
 _LOADS = "it loads code, or more options, from a file"
+_OURS = "llm-perf sets it"
 
 _NSYS = {
     **dict.fromkeys(("--output", "--force-overwrite", "--export", "--stats"), _REPORT),
@@ -23,15 +24,10 @@ _NSYS = {
     **dict.fromkeys(("--session", "--session-new", "--stop-on-exit", "--stop-on-range-end", "--wait", "--kill"), _SESSION),
     **dict.fromkeys(("--help", "--version", "--run-as"), _NO_PROFILE),
     **dict.fromkeys(("--command-file", "--enable"), _LOADS),  # --enable starts a plugin of nsys
-    "--trace": "use profiling.nsys.trace",
-    "--sample": "use profiling.nsys.sample",
-    "--cpuctxsw": "it follows profiling.nsys.sample",
-    "--gpu-metrics-device": "a metric set with gpu_metrics: true samples the GPU",
-    "--gpu-metrics-devices": "a metric set with gpu_metrics: true samples the GPU",
+    **dict.fromkeys(("--trace", "--sample", "--cpuctxsw", "--gpu-metrics-device", "--gpu-metrics-devices"), _OURS),
     "--cuda-graph-trace": "kernels inside CUDA graphs must be recorded one by one",
     "--trace-fork-before-exec": "processes that the program forks are always followed",
-    "--env-var": "set the variable in the environment of llm-perf",
-    "--inherit-environment": "the program gets the environment of llm-perf",
+    **dict.fromkeys(("--env-var", "--inherit-environment"), "the program gets the environment of llm-perf"),
     "--show-output": _MESSAGES,
 }
 _NCU = {
@@ -52,23 +48,34 @@ _NCU = {
     **dict.fromkeys(("--section-folder", "--section-folder-recursive", "--section-folder-restore"), _LOADS),
     **dict.fromkeys(("--config-file", "--config-file-path"), _LOADS),
     "--kill": _SESSION,
-    "--metrics": "use profiling.metrics.add, which checks the name on this chip",
-    "--section": "use profiling.ncu.sections",
-    "--set": "use profiling.ncu.set",
-    "--kernel-name": "use profiling.ncu.kernel_regex",
-    "--launch-skip": "use profiling.ncu.launch_skip",
-    "--launch-count": "use profiling.ncu.launch_count",
-    "--clock-control": "use profiling.ncu.clock_control",
-    "--cache-control": "use profiling.ncu.cache_control",
+    **dict.fromkeys(("--metrics", "--section", "--set", "--kernel-name", "--launch-skip", "--launch-count"), _OURS),
+    **dict.fromkeys(("--clock-control", "--cache-control"), _OURS),
 }
 RESERVED: dict[Tool, dict[str, str]] = {"nsys": _NSYS, "ncu": _NCU}
-"""Options that are refused, and why, or the setting to use instead."""
+"""Options that are not accepted, and why."""
+_INSTEAD = {
+    "--trace": "Use profiling.nsys.trace.",
+    "--sample": "Use profiling.nsys.sample.",
+    "--cpuctxsw": "Use profiling.nsys.sample, which also sets this option.",
+    "--gpu-metrics-device": "Use a metric set with gpu_metrics: true.",
+    "--gpu-metrics-devices": "Use a metric set with gpu_metrics: true.",
+    "--env-var": "Set the variable in the environment of llm-perf.",
+    "--metrics": "Use profiling.metrics.add, which checks the name on this chip.",
+    "--section": "Use profiling.ncu.sections.",
+    "--set": "Use profiling.ncu.set.",
+    "--kernel-name": "Use profiling.ncu.kernel_regex.",
+    "--launch-skip": "Use profiling.ncu.launch_skip.",
+    "--launch-count": "Use profiling.ncu.launch_count.",
+    "--clock-control": "Use profiling.ncu.clock_control.",
+    "--cache-control": "Use profiling.ncu.cache_control.",
+}
+"""Option → what to do instead."""
 
 _LONG = re.compile(r"--[a-z0-9][a-z0-9-]*")
 
 
 def own_options(tool: Tool, words: Sequence[str], known: Collection[str] = ()) -> list[str]:
-    """Return the user's words as options of the tool, each with its value attached; raise a ConfigError for a refused one.
+    """Return the user's words as options of the tool, each with its value attached; raise a ConfigError for any other.
 
     A value is joined with `=`, so no word can be taken for the program. `known` contains the options that the installed tool
     lists; empty: not checked.
@@ -89,7 +96,7 @@ def _check_option(tool: Tool, name: str, known: Collection[str]) -> None:
     if not _LONG.fullmatch(name):
         raise _error(tool, name, "short options are not accepted", "Write the long form, --NAME=VALUE.")
     if reason := RESERVED[tool].get(name):
-        raise _error(tool, name, reason, "Remove it.")
+        raise _error(tool, name, reason, _INSTEAD.get(name, "Remove it."))
     if known and name not in known:
         open_ones = [flag for flag in known if flag not in RESERVED[tool]]
         raise _error(tool, name, f"the installed {tool} has no such option.{nearest(name, open_ones)}", _help(tool))
@@ -100,4 +107,4 @@ def _help(tool: Tool) -> str:
 
 
 def _error(tool: Tool, word: str, why: str, remedy: str) -> ConfigError:
-    return ConfigError(f"profiling.{tool}.args: {word!r} is refused: {why}.", remedy)
+    return ConfigError(f"profiling.{tool}.args: {word!r} is not accepted: {why}.", remedy)

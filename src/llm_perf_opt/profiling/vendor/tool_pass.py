@@ -43,7 +43,7 @@ def import_qdstrm(nsys: Path, stream: Path, report: Path, *, log: Path, timeout_
     importer = find_importer(nsys)
     if importer is None:
         raise ResourceError(
-            f"nsys left only {stream}, and there is no QdstrmImporter here to create a report from it.",
+            f"nsys left only {stream}, and there is no QdstrmImporter on this machine to create a report from it.",
             "Install the host components of Nsight Systems, or import the file on another machine: QdstrmImporter -i FILE.",
         )
     with _atomic(report) as part:

@@ -1,0 +1,144 @@
+"""Ask an OpenAI-compatible server: is it ready, which model does it serve, how long does one request take."""
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from llm_perf_opt.config.serving import COMPLETIONS, LOOPBACK, MODELS
+from llm_perf_opt.core.errors import CaptureError, ConfigError, ResourceError
+
+_MOST_BYTES = 16 * 2**20
+"""The largest answer that is read."""
+_ASK_S = 5.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Without a proxy: a server on this machine cannot be reached through one."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer of a server; code 0: none arrived."""
+
+    code: int
+    body: bytes = b""
+    why: str = ""
+    """Why none arrived."""
+
+    def json(self) -> Any:
+        """Return the body as JSON, or None."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+    @property
+    def text(self) -> str:
+        """The start of the body, or why there is none, on one line."""
+        return " ".join(self.body.decode(errors="replace").split())[:300] or self.why
+
+
+def ask(url: str, *, body: dict[str, Any] | None = None, post: bool = False, timeout_s: float = _ASK_S) -> Answered:
+    """Return the answer to a GET, or to a POST with this body. Never raises for what a server does."""
+    data = json.dumps(body).encode() if body is not None else b"" if post else None
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    request = urllib.request.Request(url, data=data, headers=headers, method="POST" if data is not None else "GET")  # noqa: S310
+    try:
+        with _DIRECT.open(request, timeout=timeout_s) as response:
+            return Answered(response.status, response.read(_MOST_BYTES))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answered(error.code, _rest(error))
+    except (OSError, ValueError) as error:  # refused, reset, timed out; http.client raises ValueErrors
+        return Answered(0, why=str(getattr(error, "reason", "") or error) or type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - http.client.HTTPException and its kin: a broken answer is no answer
+        return Answered(0, why=f"{type(error).__name__}: {error}")
+
+
+def _rest(error: urllib.error.HTTPError) -> bytes:
+    try:
+        return error.read(_MOST_BYTES)
+    except OSError:
+        return b""
+
+
+def check_url(url: str) -> str:
+    """Return the address of a server without its path, or raise a ConfigError."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise ConfigError(f"--url {url} is not the address of a server.", "Write --url http://HOST:PORT.")
+    if parts.username or parts.query or parts.path.strip("/") not in ("", "v1"):
+        raise ConfigError(f"--url {url}: expected the address alone.", "Write --url http://HOST:PORT, without a path.")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def free_port(wanted: int | None) -> int:
+    """Return the wanted port, or a free one; raise a ResourceError if the wanted one is taken."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
+        try:
+            probe.bind((LOOPBACK, wanted or 0))
+        except OSError as error:
+            raise ResourceError(
+                f"Port {wanted} of {LOOPBACK} is taken: {error.strerror}.",
+                "Choose another one with --port, leave it out for a free one, or attach to the server there with --url.",
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What a server says about itself."""
+
+    name: str
+    owner: str
+    root: str
+    """Where its weights come from, as the server names it."""
+
+
+def served_model(url: str, wanted: str | None = None) -> ServedModel:
+    """Return the model that a server serves; raise if it cannot be reached, or if several are served and none is named."""
+    answer = ask(url + MODELS)
+    content = answer.json() if answer.code == 200 else None
+    listed = content.get("data") if isinstance(content, dict) else None
+    found = [entry for entry in listed if isinstance(entry, dict) and entry.get("id")] if isinstance(listed, list) else []
+    if not found:
+        said = f"answered {answer.code}: {answer.text}" if answer.code else f"cannot be reached: {answer.why}"
+        raise ResourceError(f"{url}{MODELS} {said}.", "Check the address, and that an OpenAI-compatible server listens there.")
+    names = [str(entry["id"]) for entry in found]
+    if wanted is not None and wanted not in names:
+        raise ConfigError(f"The server has no model '{wanted}'.", f"It serves {', '.join(names[:10])}.")
+    if wanted is None and len(names) > 1:
+        raise ConfigError(f"The server serves {len(names)} models.", f"Choose one with --served-model: {', '.join(names[:10])}.")
+    entry = found[names.index(wanted) if wanted else 0]
+    return ServedModel(str(entry["id"]), str(entry.get("owned_by") or ""), str(entry.get("root") or ""))
+
+
+def check_request(url: str, model: str, prompt_tokens: int, new_tokens: int, timeout_s: float) -> float:
+    """Send one request twice and return the seconds of the second; raise if the server does not answer it."""
+    body = {
+        "model": model,
+        "prompt": "a " * max(prompt_tokens // 2, 1),
+        "max_tokens": new_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    seconds = 0.0
+    for _ in range(2):
+        begun = time.monotonic()
+        answer = ask(url + COMPLETIONS, body=body, timeout_s=timeout_s)
+        seconds = time.monotonic() - begun
+        if answer.code != 200:
+            said = f"answered {answer.code}: {answer.text}" if answer.code else f"did not answer: {answer.why}"
+            raise CaptureError(
+                f"The server {said} to a request of {prompt_tokens} prompt tokens and {new_tokens} new tokens.",
+                "Check the model's limits, runtime.prompt_tokens and runtime.num_new_tokens, and the server's log.",
+            )
+    return seconds

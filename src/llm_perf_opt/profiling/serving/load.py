@@ -1,0 +1,248 @@
+"""Put one load on a server: run the generator next to the samplers, check what it left, and write `point.json`."""
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llm_perf_opt.analysis.serving.slo import Slo
+from llm_perf_opt.config.serving import LoadRequest
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError
+from llm_perf_opt.core.missing import Maybe, Missing
+from llm_perf_opt.core.records import PassRecord
+from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords, ServerFacts
+from llm_perf_opt.profiling.passes import TICK, Listener, begin_pass
+from llm_perf_opt.profiling.serving.generators import LocatedGenerator, generator_environment
+from llm_perf_opt.profiling.serving.metrics import MetricsSampler
+from llm_perf_opt.profiling.serving.rates import Judgment, judge
+from llm_perf_opt.profiling.serving.server import ServerProcess, last_lines
+from llm_perf_opt.profiling.serving.spans import SpanReceiver
+from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished, run_child, verdict
+from llm_perf_opt.runners import ends_with_parent
+from llm_perf_opt.traces.serving.load_file import read_load
+
+GRACE_S = (15.0, 5.0, 5.0)
+"""Seconds after SIGINT, SIGTERM and SIGKILL for a generator, which writes its records when it is interrupted."""
+POINT_FILE, METRICS_FILE, SPANS_FILE = "point.json", "metrics.jsonl", "spans.jsonl"
+_TIMEOUT = ("timeout", "timed out")
+
+
+@dataclass(frozen=True)
+class Driven:
+    """One load, as it went."""
+
+    point: LoadPoint
+    judgment: Judgment | None
+    """None if the generator left no records."""
+    error: LlmPerfError | None = None
+    """Why it is not complete."""
+
+
+@dataclass(frozen=True)
+class Rig:
+    """What all loads of a run share."""
+
+    folder: RunFolder
+    listener: Listener
+    facts: ServerFacts
+    located: LocatedGenerator
+    server: ServerProcess | None
+    """None: the server was running already."""
+    spans: SpanReceiver | None
+    slo: Maybe[Slo]
+
+
+class _ServerWatch:
+    """Stops the generator when the server has ended."""
+
+    interval_s = 1.0
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+
+    def due(self) -> bool:
+        return not self._server.alive
+
+    def problem(self) -> LlmPerfError | None:
+        return None if self._server.alive else self._server.death()
+
+
+def pass_name(number: int) -> str:
+    """Return the name of a load in `raw/` and run.json."""
+    return f"load_{number:02d}"
+
+
+def words(load: LoadRequest) -> str:
+    """Return a load as shown to users."""
+    return f"{load.asked:g} requests/s" if load.kind == "rate" else f"{load.asked:g} at a time"
+
+
+def drive(rig: Rig, load: LoadRequest, number: int, timeout_s: float, *, profiled: bool = False) -> Driven:
+    """Run one load to its end and record it. An interrupt is raised after what was captured has been recorded."""
+    name = pass_name(number)
+    place = rig.folder.raw(name)
+    argv = (*rig.located.launch, *rig.located.generator.arguments(load))
+    begin_pass(rig.folder, name, argv)
+    rig.listener.pass_started(name, f"{words(load)}, {load.requests} requests{' under the profiler' if profiled else ''}")
+    entry = PassRecord(name, "started", argv, tool_version=f"{rig.located.generator.label} {rig.located.version}".strip())
+    rig.folder.update_pass(entry)
+    point = _begun(rig, number, load, profiled=profiled)
+    write_record(place / POINT_FILE, point)
+    stopped: LlmPerfError | None = None
+    finished: Finished | None = None
+    try:
+        finished = _run(rig, name, argv, timeout_s)
+    except LlmPerfError as raised:
+        stopped = raised
+    driven = _ended(rig, point, load, finished, stopped)
+    write_record(place / POINT_FILE, driven.point)
+    entry = replace(
+        entry,
+        status="complete" if driven.point.status == "complete" else "failed",
+        exit_code=finished.exit_code if finished else None,
+        seconds=round((driven.point.ended_ns - point.started_ns) / 1e9, 3),
+        why=driven.point.why or _failures(driven.judgment),
+        remedy=driven.error.remedy if driven.error else "",
+    )
+    rig.folder.update_pass(entry)
+    rig.listener.pass_ended(entry)
+    if isinstance(stopped, Interrupted):
+        raise stopped
+    return driven
+
+
+def _begun(rig: Rig, number: int, load: LoadRequest, *, profiled: bool) -> LoadPoint:
+    now = time.time_ns()
+    return LoadPoint(
+        number=number,
+        kind=load.kind,
+        asked=load.asked,
+        arrival=load.arrival,
+        generator=rig.located.generator.name,
+        file=rig.located.generator.file,
+        requests=load.requests,
+        started_ns=now,
+        ended_ns=now,
+        status="partial",
+        why="The load has not ended.",
+        profiled=profiled,
+        monotonic_offset_ns=now - time.monotonic_ns(),
+        prompt_tokens=load.prompt_tokens,
+        new_tokens=load.new_tokens,
+        seed=load.seed,
+    )
+
+
+def _run(rig: Rig, name: str, argv: Sequence[str], timeout_s: float) -> Finished:
+    place, log = rig.folder.raw(name), rig.folder.log_file(name)
+    with ExitStack() as stack:
+        sampler = None
+        if not isinstance(rig.facts.metrics_url, Missing):
+            sampler = stack.enter_context(MetricsSampler(rig.facts.metrics_url, place / METRICS_FILE))
+        if rig.spans is not None:
+            rig.spans.write_to(place / SPANS_FILE)
+            stack.callback(rig.spans.write_to, None)
+
+        def tick() -> None:
+            text = _queue(sampler.last) if sampler else ""
+            rig.listener.pass_message(name, {"event": "progress", "phase": "under load", "text": text} if text else TICK)
+
+        return run_child(
+            [sys.executable, str(ends_with_parent.__file__), str(log), *argv],
+            log=log,
+            timeout_s=timeout_s,
+            callbacks=Callbacks(on_message=lambda _: None, on_tick=tick),
+            environment=generator_environment(rig.located),
+            watch=_ServerWatch(rig.server) if rig.server else None,
+            grace_s=GRACE_S,
+        )
+
+
+def _queue(series: Mapping[str, float]) -> str:
+    """Return how many requests run and wait, as far as the server's metrics say."""
+    found = []
+    for word in ("running", "waiting"):
+        values = [value for name, value in series.items() if name.partition("{")[0].endswith(f"requests_{word}")]
+        found += [f"{sum(values):.0f} {word}"] if values else []
+    return ", ".join(found)
+
+
+def _ended(rig: Rig, point: LoadPoint, load: LoadRequest, finished: Finished | None, stopped: LlmPerfError | None) -> Driven:
+    """Return the load with its outcome: what the generator recorded, and why it is not complete."""
+    place = rig.folder.raw(pass_name(point.number))
+    error = stopped or _error(rig, load, finished, rig.folder.log_file(pass_name(point.number)))
+    records: LoadRecords | None = None
+    try:
+        records = read_load(place / point.file, cut_short=error is not None)[0]
+    except ParseError as unread:
+        error = error or CaptureError(f"The load generator left no records: {unread.fact}", unread.remedy)
+    sent = len(records.requests) if records else 0
+    if records is not None:
+        error = error or _incomplete(records, load)
+    point = replace(
+        point,
+        ended_ns=time.time_ns(),
+        status="complete" if error is None else "partial" if sent else "failed",
+        why=error.fact if error else "",
+        metrics=METRICS_FILE if _written(place / METRICS_FILE) else "",
+        spans=SPANS_FILE if _written(place / SPANS_FILE) else "",
+    )
+    return Driven(point, judge(records, rig.slo) if records and sent else None, error)
+
+
+def _written(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0
+
+
+def _error(rig: Rig, load: LoadRequest, finished: Finished | None, log: Path) -> LlmPerfError | None:
+    """Return why the generator did not run to its end, the server's end first."""
+    if finished is None:
+        return None
+    if rig.server is not None and not rig.server.alive:
+        return finished.stopped or rig.server.death()
+    label = rig.located.generator.label
+    found = verdict(
+        f"{label} at {words(load)}",
+        finished,
+        (),
+        log,
+        limit="--point-s or --timeout-s allows",
+        longer="Raise --point-s, or send fewer --requests.",
+        smaller="send fewer --requests.",
+    )
+    if found is None or finished.timed_out or finished.stopped:
+        return found
+    return CaptureError(found.fact + last_lines(log), found.remedy)
+
+
+def _incomplete(records: LoadRecords, load: LoadRequest) -> LlmPerfError | None:
+    """Return why records are not those of a whole load: some are missing, or a request was given up."""
+    late = sum(any(word in request.error.lower() for word in _TIMEOUT) for request in records.requests)
+    if late:
+        return CaptureError(
+            f"{late} of {len(records.requests)} requests took longer than {load.request_s:g} s and were given up.",
+            "See the server's log; raise --request-s if such requests are expected.",
+        )
+    failed = [request.error for request in records.requests if request.error]
+    if failed and len(failed) == len(records.requests):
+        return CaptureError(f"All {len(failed)} requests failed: {failed[0][:300]}.", "See the server's log.")
+    if len(records.requests) < load.requests:
+        return CaptureError(
+            f"The load generator recorded {len(records.requests)} of {load.requests} requests.", "See the log.txt of the load."
+        )
+    return None
+
+
+def _failures(judgment: Judgment | None) -> str:
+    """Return a note about failed requests of a complete load."""
+    return f"{judgment.failed} of {judgment.sent} requests failed." if judgment and judgment.failed else ""
+
+
+def profiled_requests(load: float, kind: str, requests: int, seconds: float) -> int:
+    """Return how many requests a short profiled load has."""
+    wanted = load * seconds if kind == "rate" else 4 * load
+    return min(requests, max(8, math.ceil(wanted)))

@@ -1,0 +1,47 @@
+"""A short load on a server under its own profiler."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from llm_perf_opt.config.serving import LoadRequest, Server
+from llm_perf_opt.core.errors import CaptureError, LlmPerfError
+from llm_perf_opt.core.run_folder import write_record
+from llm_perf_opt.profiling.serving.http import ask
+from llm_perf_opt.profiling.serving.load import POINT_FILE, Driven, Rig, drive, pass_name
+
+START_S, STOP_S = 60.0, 600.0
+"""How long a server may take to start its profiler, and to write the trace."""
+
+
+def profiled_load(rig: Rig, server: Server, traces: Path, load: LoadRequest, number: int, timeout_s: float) -> Driven:
+    """Run a load between the server's profiler endpoints and keep its trace in the folder of the load.
+
+    After an interrupt the trace is not waited for.
+    """
+    if not server.start_profile:
+        raise CaptureError("The server has no profiler.", "Use --no-profile.")
+    answer = ask(rig.facts.url + server.start_profile, post=True, timeout_s=START_S)
+    if answer.code != 200:
+        raise CaptureError(f"The server did not start its profiler: {answer.code} {answer.text}.", "Use --no-profile.")
+    driven = drive(rig, load, number, timeout_s, profiled=True)
+    if rig.server is not None and not rig.server.alive:
+        return driven
+    stopped = ask(rig.facts.url + server.stop_profile, post=True, timeout_s=STOP_S)
+    found = sorted(traces.glob(server.traces), key=lambda path: path.stat().st_size)
+    error: LlmPerfError | None = None
+    if stopped.code != 200 or not found:
+        said = "wrote no trace" if stopped.code == 200 else f"did not stop: {stopped.code} {stopped.text}"
+        error = CaptureError(f"The server's profiler {said}.", "See the server's log.txt.")
+    place = rig.folder.raw(pass_name(number))
+    kept = [path.replace(place / path.name) for path in found]  # the largest is the model's, not the front end's
+    point = replace(driven.point, trace=kept[-1].name if kept else "")
+    if error is not None and point.status == "complete":
+        point = replace(point, status="partial", why=error.fact)
+        entry = rig.folder.manifest().pass_named(place.name)
+        if entry is not None:
+            rig.folder.update_pass(replace(entry, status="failed", why=error.fact, remedy=error.remedy))
+    write_record(place / POINT_FILE, point)
+    with suppress(OSError):  # the profiler may have left other files
+        traces.rmdir()
+    return replace(driven, point=point, error=driven.error or error)

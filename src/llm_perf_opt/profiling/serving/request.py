@@ -1,0 +1,147 @@
+"""The request of a serving run, and its checks: nothing is started yet."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.analysis.serving.slo import parse_slo
+from llm_perf_opt.config.runtimes import Runtime, runtime_named
+from llm_perf_opt.config.schema import RunConfig
+from llm_perf_opt.config.serving import LOOPBACK, Server
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.missing import Maybe
+from llm_perf_opt.core.serving_records import LoadKind, ServerFacts
+from llm_perf_opt.profiling.serving.generators import LocatedGenerator, locate_generator
+from llm_perf_opt.profiling.serving.http import ask, check_url, free_port, served_model
+from llm_perf_opt.profiling.serving.metrics import load_series
+
+
+@dataclass(frozen=True)
+class ServingRequest:
+    """The loads, and what they may cost."""
+
+    config: RunConfig
+    url: str | None = None
+    """Attach to this server instead of starting one."""
+    served_model: str | None = None
+    """The model of an attached server; None: the only one."""
+    tokenizer: str | None = None
+    """A folder with the tokenizer of an attached server's model."""
+    port: int | None = None
+    """None: a free one."""
+    generator: str = "aiperf"
+    generator_python: Path | None = None
+    rates: tuple[float, ...] = ()
+    concurrency: tuple[float, ...] = ()
+    """Neither: rates by bisection to the knee."""
+    slo: str = ""
+    """Limits of a good request, as `ttft=200ms,tpot=20ms`; empty: none."""
+    requests: int = 100
+    least_s: float = 10.0
+    """A rate is kept up for at least this many seconds, with more requests if needed."""
+    warmup: int = 5
+    points: int = 8
+    """The most loads of a bisection."""
+    profile: float | None = None
+    """The load of the profiled point; None: the knee."""
+    profiled: bool = True
+    profile_s: float = 5.0
+    spans: bool = True
+    seed: int = 0
+    request_s: float = 120.0
+    point_s: float = 600.0
+    startup_s: float = 900.0
+    timeout_s: float = 3600.0
+
+    def requests_at(self, load: float) -> int:
+        """Return how many requests a load has: a high rate needs more of them to reach a steady state."""
+        return max(self.requests, math.ceil(load * self.least_s)) if self.kind == "rate" else self.requests
+
+    @property
+    def kind(self) -> LoadKind:
+        """Whether loads are rates or numbers of requests at a time."""
+        return "concurrency" if self.concurrency else "rate"
+
+    def settings(self) -> dict[str, Any]:
+        """Return what config.yaml records of it."""
+        return {
+            "generator": self.generator,
+            "slo": self.slo,
+            "requests": self.requests,
+            "least_s": self.least_s,
+            "warmup": self.warmup,
+            "seed": self.seed,
+            "request_s": self.request_s,
+        }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked request: nothing has been started yet."""
+
+    request: ServingRequest
+    located: LocatedGenerator
+    runtime: Runtime | None
+    """None: the server runs already."""
+    facts: ServerFacts
+    tokenizer: str
+    """Empty until the server that llm-perf starts has named it."""
+
+    @property
+    def server(self) -> Server:
+        """The declared server of the runtime."""
+        if self.runtime is None or self.runtime.server is None:
+            raise ValueError("the server was not started by llm-perf")
+        return self.runtime.server
+
+
+def prepare(request: ServingRequest) -> Prepared:
+    """Check everything that can be checked without starting a process, or raise."""
+    if request.rates and request.concurrency:
+        raise ConfigError("--rates and --concurrency exclude each other.", "Give one of them.")
+    slo_ns = parse_slo(request.slo).limits if request.slo else {}
+    located = locate_generator(request.generator, request.generator_python)
+    if request.url is not None:
+        return _attached(request, located, slo_ns)
+    runtime = runtime_named(request.config.runtime.type)
+    if runtime.server is None:
+        raise ConfigError(
+            f"runtime={runtime.name} has no server to start.", "Choose a runtime with one, or attach to a server with --url URL."
+        )
+    url = f"http://{LOOPBACK}:{free_port(request.port)}"
+    return Prepared(request, located, runtime, ServerFacts(url, request.config.model.name, slo_ns=slo_ns), "")
+
+
+def _attached(request: ServingRequest, located: LocatedGenerator, slo_ns: dict[str, int]) -> Prepared:
+    if request.profile is not None:
+        raise ConfigError(
+            "--profile needs a server that llm-perf starts: an attached one writes its trace where it runs.", "Leave it out."
+        )
+    url = check_url(request.url or "")
+    served = served_model(url, request.served_model)
+    tokenizer = request.tokenizer or next((name for name in (served.root, served.name) if Path(name).is_dir()), "")
+    if not tokenizer:
+        raise ConfigError(
+            f"The tokenizer of '{served.name}' is not known: the server names no folder on this machine.",
+            "Give a local folder with it: --tokenizer DIR.",
+        )
+    version = ask(url + "/version").json()
+    facts = ServerFacts(
+        url=url,
+        model=served.name,
+        engine=served.owner or ServerFacts.engine,
+        version=str(version["version"]) if isinstance(version, dict) and "version" in version else ServerFacts.version,
+        metrics_url=metrics_url_of(url, "/metrics"),
+        notes=("llm-perf did not start the server: other clients may use it, and its settings are not known.",),
+        slo_ns=slo_ns,
+    )
+    return Prepared(request, located, None, facts, tokenizer)
+
+
+def metrics_url_of(url: str, path: str) -> Maybe[str]:
+    """Return the address of a server's metrics, or why it has none."""
+    answer = ask(url + path)
+    if answer.code == 200 and load_series(answer.body.decode(errors="replace")):
+        return url + path
+    return ServerFacts.metrics_url

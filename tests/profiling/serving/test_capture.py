@@ -1,0 +1,277 @@
+"""A serving run from its request to its folder, with a server that fails on request and a stand-in for the generator."""
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.analysis.serving.slo import parse_slo
+from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.runtimes import Runtime
+from llm_perf_opt.config.serving import Generator, Server
+from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, ResourceError
+from llm_perf_opt.core.records import PassRecord
+from llm_perf_opt.core.run_folder import RunFolder, read_record
+from llm_perf_opt.core.serving_records import LoadPoint, MetricsSample, ServerFacts
+from llm_perf_opt.profiling.serving import capture, generators, load, server
+from llm_perf_opt.profiling.serving import request as serving_request
+from llm_perf_opt.profiling.serving.aiperf import GENERATOR
+from llm_perf_opt.profiling.serving.capture import capture_serving
+from llm_perf_opt.profiling.serving.generators import locate_generator
+from llm_perf_opt.profiling.serving.http import free_port
+from llm_perf_opt.profiling.serving.request import Prepared, ServingRequest, prepare
+from llm_perf_opt.traces.serving.load_file import read_load
+from llm_perf_opt.workflows.run_reader import RunReader
+from llm_perf_opt.workflows.serving import analyze_serving
+
+STAND_INS = Path(__file__).parents[2] / "stand_ins"
+QUICK = replace(
+    GENERATOR,
+    program="",
+    launch=(str(STAND_INS / "load_generator.py"),),
+    package="json",
+)
+"""AIPerf's arguments and records, sent by a script that starts at once."""
+RUNTIME = Runtime(
+    "pretend", "", server=Server("", start_profile="/start_profile", stop_profile="/stop_profile", traces="*.trace.json")
+)
+
+
+class Heard:
+    """A listener that keeps what it hears; `on_load` is called in each second of a load."""
+
+    def __init__(self, on_load: Any = None) -> None:
+        self.ended: list[PassRecord] = []
+        self._on_load = on_load
+
+    def pass_started(self, name: str, label: str) -> None:
+        """Ignored."""
+
+    def pass_message(self, name: str, message: dict[str, Any]) -> None:
+        if name != "server" and self._on_load:
+            self._on_load()
+
+    def pass_ended(self, entry: PassRecord) -> None:
+        self.ended.append(entry)
+
+
+@pytest.fixture(autouse=True)
+def _quick_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, Generator] = {"aiperf": QUICK}
+    monkeypatch.setattr(generators, "known_generators", lambda: known)
+    monkeypatch.setattr(server, "_HEALTH_EVERY_S", 0.05)
+
+
+def request(**changes: Any) -> ServingRequest:
+    config = compose(["model=tiny", "runtime.prompt_tokens=8", "runtime.num_new_tokens=4"], None).config
+    usual: dict[str, Any] = {"rates": (50.0,), "requests": 6, "generator_python": Path(sys.executable), "profiled": False}
+    return ServingRequest(config, **{**usual, **changes})
+
+
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: ServingRequest, *fault: str, heard: Heard | None = None
+) -> "tuple[RunFolder, Exception | None, Heard]":
+    def argv(config: Path, folder: Path, port: int, traces: Path | None, spans: str) -> list[str]:
+        words = [sys.executable, str(STAND_INS / "fault_server.py"), "--port", str(port), *fault]
+        return [*words, "--traces", str(traces)] if traces else words
+
+    monkeypatch.setattr(capture, "runner_argv", argv)
+    located = locate_generator("aiperf", Path(sys.executable))
+    port = free_port(None)
+    facts = ServerFacts(f"http://127.0.0.1:{port}", "tiny", slo_ns=parse_slo(asked.slo).limits if asked.slo else {})
+    folder = RunFolder.create(tmp_path / "run")
+    heard = heard or Heard()
+    error = capture_serving(Prepared(asked, located, RUNTIME, facts, ""), folder, ["llm-perf"], heard)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, "the server still runs"
+    return folder, error, heard
+
+
+def point(folder: RunFolder, number: int) -> LoadPoint:
+    return read_record(folder.raw(f"load_{number:02d}") / "point.json", LoadPoint)
+
+
+@pytest.mark.slow
+def test_each_load_leaves_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, error, heard = run(tmp_path, monkeypatch, request(rates=(40.0, 80.0), spans=True))
+    manifest = folder.manifest()
+    assert (error, manifest.status, manifest.kind) == (None, "complete", "serving")
+    assert [(entry.name, entry.status) for entry in manifest.passes] == [
+        ("server", "complete"),
+        ("load_01", "complete"),
+        ("load_02", "complete"),
+    ]
+    facts = read_record(folder.raw("server") / "server.json", ServerFacts)
+    assert (facts.model, facts.argv, facts.version, facts.notes) == ("pretend", ("fault",), "1", ("a note",))
+    first, second = point(folder, 1), point(folder, 2)
+    assert (first.asked, second.asked, first.arrival, first.kind) == (40.0, 80.0, "poisson", "rate")
+    assert (first.status, first.requests, first.prompt_tokens, first.new_tokens) == ("complete", 6, 8, 4)
+    assert first.seed != second.seed
+    assert first.started_ns < first.ended_ns <= second.started_ns
+    place = folder.raw("load_01")
+    samples = [json.loads(line) for line in (place / first.metrics).read_text().splitlines()]
+    assert samples
+    assert samples[-1]["series"]["fault:request_success_total"] == 6
+    assert set(samples[0]) == {"at_ns", "series"} == set(MetricsSample.__dataclass_fields__)
+    assert (place / "cmd.txt").read_text().count("--request-rate 40")
+    assert len((place / first.file).read_text().splitlines()) == 6
+    assert [entry.name for entry in heard.ended] == ["load_01", "load_02", "server"]
+    points = analyze_serving(RunReader(folder)).points
+    assert [(one.point.asked, one.point.status, one.requests, one.failed) for one in points][:1] == [(40.0, "complete", 6, 0)]
+
+
+@pytest.mark.slow
+def test_without_rates_they_double_until_the_limit_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(rates=(), points=3, slo="e2e=1000s")
+    folder, error, _ = run(tmp_path, monkeypatch, asked, "--token-ms", "10")
+    assert error is None
+    loads = [read_record(file, LoadPoint).asked for file in sorted(folder.path.glob("raw/load_*/point.json"))]
+    assert read_record(folder.raw("server") / "server.json", ServerFacts).slo_ns == {"e2e": 10**12}
+    assert loads[0] < 25  # one request takes 4 × 10 ms at least
+    assert loads[1:] == pytest.approx([2 * loads[0], 4 * loads[0]], rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_leaves_a_partial_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(rates=(20.0, 40.0), requests=20)
+    folder, error, heard = run(tmp_path, monkeypatch, asked, "--fault", "die", "--after", "5", "--token-ms", "20")
+    assert isinstance(error, CaptureError)
+    assert "exit code 7" in error.fact
+    assert "fault: out of luck" in error.fact
+    assert folder.manifest().status == "partial"
+    assert point(folder, 1).status == "partial"
+    assert not folder.raw("load_02").exists()
+    assert {entry.name: entry.status for entry in heard.ended} == {"load_01": "failed", "server": "failed"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["429", "500"])
+def test_failed_requests_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    folder, error, _ = run(tmp_path, monkeypatch, request(), "--fault", code, "--after", "4")
+    assert error is None
+    assert point(folder, 1).status == "complete"
+    records = read_load(folder.raw("load_01") / "profile_export.jsonl")[0].requests
+    failed = [one.error for one in records if one.error]
+    assert len(failed) == 2
+    assert all(text.startswith(code) for text in failed)
+    assert folder.manifest().passes[-1].why == "2 of 6 requests failed."
+
+
+@pytest.mark.slow
+def test_a_hanging_stream_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(request_s=0.5, rates=(50.0, 60.0))
+    folder, error, _ = run(tmp_path, monkeypatch, asked, "--fault", "hang", "--after", "5")
+    assert isinstance(error, CaptureError)
+    assert "1 of 6 requests" in point(folder, 1).why
+    assert (point(folder, 1).status, folder.manifest().status) == ("partial", "partial")
+    assert point(folder, 2).number == 2  # the next load is still put on it
+
+
+@pytest.mark.slow
+def test_a_load_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "GRACE_S", (0.5, 0.5, 0.5))
+    asked = request(point_s=1.5, request_s=60.0)
+    folder, error, _ = run(tmp_path, monkeypatch, asked, "--fault", "hang", "--after", "5")
+    assert isinstance(error, CaptureError)
+    assert "--point-s" in error.fact
+    assert point(folder, 1).status == "partial"
+
+
+@pytest.mark.slow
+def test_an_interrupt_keeps_what_was_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(load, "GRACE_S", (0.5, 0.5, 0.5))
+    asked = request(rates=(8.0,), requests=50)
+    folder, error, _ = run(tmp_path, monkeypatch, asked, heard=Heard(interrupt))
+    assert isinstance(error, Interrupted)
+    assert (folder.manifest().status, point(folder, 1).status) == ("partial", "partial")
+    assert 0 < len(read_load(folder.raw("load_01") / "profile_export.jsonl")[0].requests) < 50
+
+
+@pytest.mark.slow
+def test_a_profiled_load_keeps_the_servers_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, error, _ = run(tmp_path, monkeypatch, request(profiled=True, profile_s=0.1, requests=20))
+    assert error is None
+    last = point(folder, 2)
+    assert (last.profiled, last.requests, last.asked) == (True, 8, 50.0)
+    assert json.loads((folder.raw("load_02") / last.trace).read_text()) == {"traceEvents": []}
+    assert not point(folder, 1).profiled
+
+
+def test_a_taken_port_is_an_error_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_request, "runtime_named", lambda _: RUNTIME)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ResourceError, match=f"Port {port} of 127.0.0.1 is taken"):
+            prepare(request(port=port))
+
+
+def test_a_missing_generator_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(generators, "known_generators", lambda: {"aiperf": GENERATOR})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ResourceError, match="AIPerf is not installed") as found:
+        prepare(request(generator_python=None))
+    assert "pip install aiperf" in found.value.remedy
+
+
+def test_a_runtime_without_a_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match="pytorch has no server"):
+        prepare(request())
+
+
+# --- attached servers -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[str]:
+    """The address of a server that somebody else has started."""
+    spec = spec_from_file_location("fault_server", STAND_INS / "fault_server.py")
+    assert spec is not None
+    assert spec.loader is not None
+    fault_server = module_from_spec(spec)
+    spec.loader.exec_module(fault_server)
+    server = fault_server.FaultServer(fault_server.options_of(["--root", str(tmp_path)]))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.slow
+def test_attach_to_a_server(running: str, tmp_path: Path) -> None:
+    prepared = prepare(request(url=running + "/v1"))
+    assert (prepared.facts.model, prepared.facts.engine, prepared.tokenizer) == ("pretend", "nobody", str(tmp_path))
+    assert prepared.facts.metrics_url == running + "/metrics"
+    folder = RunFolder.create(tmp_path / "run")
+    assert capture_serving(prepared, folder, ["llm-perf"], Heard()) is None
+    assert point(folder, 1).status == "complete"
+    assert [entry.name for entry in folder.manifest().passes] == ["load_01"]
+
+
+def test_an_attached_server_is_not_profiled(running: str) -> None:
+    with pytest.raises(ConfigError, match="--profile"):
+        prepare(request(url=running, profile=4.0))
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "127.0.0.1:8000", "http://host:port", "http://host/other"])
+def test_a_bad_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url"):
+        prepare(request(url=url))
+
+
+def test_an_address_without_a_server_is_refused() -> None:
+    with pytest.raises(ResourceError, match="cannot be reached"):
+        prepare(request(url=f"http://127.0.0.1:{free_port(None)}"))
