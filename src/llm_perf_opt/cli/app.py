@@ -18,12 +18,14 @@ from llm_perf_opt.cli import (
     doctor,
     exec,
     externals,
+    import_load,
     metrics,
     model,
     options,
     report,
     run,
     runs,
+    serve,
     sql,
 )
 from llm_perf_opt.cli.shared import WithCompletion, WithOverrides, debugging
@@ -56,13 +58,14 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Parse the options before the verb."""
+    """Parse the options before the command."""
 
 
 _VERBS = (
     run.run,
     report.report,
     analyze.analyze,
+    serve.serve,
     advise.advise,
     compare.compare,
     runs.runs,
@@ -73,8 +76,9 @@ _VERBS = (
     options.options,
 )
 for _verb in _VERBS:
-    app.command(cls=WithOverrides if _verb in (run.run, cost.cost) else None)(_verb)
+    app.command(cls=WithOverrides if _verb in (run.run, cost.cost, serve.serve) else None)(_verb)
 app.command("exec")(exec.exec_program)
+app.command("import")(import_load.import_load)
 app.add_typer(baseline.app)
 app.add_typer(metrics.app)
 app.add_typer(externals.app)

@@ -21,8 +21,8 @@ def ceilings(
 ) -> None:
     """Measure this machine's peak FLOP/s, bandwidth and launch rate.
 
-    This takes seconds. The result is cached per device, driver and torch version, on a CPU also per number of threads, CPUs
-    and wait policy.
+    This takes seconds. The result is cached per device, driver and torch version and, on a CPU, also per thread count, set of
+    usable CPUs and wait policy.
     """
     note_debug(debug)
     from datetime import datetime, timezone

@@ -12,6 +12,10 @@ from llm_perf_opt.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.comparison.compare import Comparison
+    from llm_perf_opt.analysis.comparison.serving import ServingComparison
+    from llm_perf_opt.report.document import Document
+
+    Found = Comparison | ServingComparison
 
 RUNS_DIR = Path("runs")
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder with the runs and baselines.json.")]
@@ -67,8 +71,8 @@ def compare(
     (on a quiet CPU it is still assumed). On a busy CPU, fewer than three runs get no verdict. There is also no verdict
     if the machine changed its speed during the runs and that explains the difference.
 
-    With --gate, the exit code is 0 if every gate passes, 1 on a regression, and 2 if it cannot tell or the runs are not
-    comparable. Without --gate it is 0. If a run is damaged, it is 5.
+    With --gate, the exit code is 0 if every gate passes, 1 on a regression, and 2 if a gate is inconclusive or the runs are
+    not comparable. Without --gate it is 0. If a run is damaged, it is 5.
     """
     note_debug(debug)
     if as_json and markdown:
@@ -98,23 +102,34 @@ def compare(
         raise typer.Exit(exit_code(found.gates))
 
 
-def _shown(found: "Comparison", markdown: bool) -> str:
-    from llm_perf_opt.report.compare_document import comparison_document, comparison_text
+def _shown(found: "Found", markdown: bool) -> str:
+    from llm_perf_opt.analysis.comparison.compare import Comparison
+    from llm_perf_opt.report.compare_document import comparison_text
     from llm_perf_opt.report.markdown import render_markdown
+    from llm_perf_opt.report.terminal import render_text
 
-    return render_markdown(comparison_document(found)) if markdown else comparison_text(found)
+    if markdown:
+        return render_markdown(_document(found))
+    return comparison_text(found) if isinstance(found, Comparison) else render_text(_document(found)) + "\n"
 
 
-def _write(found: "Comparison", out: Path, kind: str) -> None:
-    from llm_perf_opt.core.run_folder import encoded, write_whole
+def _document(found: "Found") -> "Document":
+    from llm_perf_opt.analysis.comparison.compare import Comparison
     from llm_perf_opt.report.compare_document import comparison_document
+    from llm_perf_opt.report.compare_serving import serving_comparison_document
+
+    return comparison_document(found) if isinstance(found, Comparison) else serving_comparison_document(found)
+
+
+def _write(found: "Found", out: Path, kind: str) -> None:
+    from llm_perf_opt.core.run_folder import encoded, write_whole
     from llm_perf_opt.report.html import render_html
     from llm_perf_opt.report.markdown import render_markdown
 
     if kind == ".json":
         content = encoded(found)
     else:
-        content = (render_html if kind == ".html" else render_markdown)(comparison_document(found)).encode()
+        content = (render_html if kind == ".html" else render_markdown)(_document(found)).encode()
     write_whole(out, content)
 
 
@@ -126,5 +141,5 @@ def _kind(out: Path | None) -> str:
     if out is None:
         return ""
     if out.suffix not in (".html", ".md", ".json"):
-        raise ConfigError(f"--out {out}: the ending selects the format.", "Use a name that ends in .html, .md or .json.")
+        raise ConfigError(f"--out {out}: the file extension must select a format.", "Use .html, .md or .json.")
     return out.suffix

@@ -34,11 +34,13 @@ def cost(
         int | None, typer.Option(help="Images per prompt, in addition to --prompt. Default: 1 if the model takes images.")
     ] = None,
     image_height: Annotated[
-        int | None, typer.Option(help="Pixels of an image. Default: the size that the model is made for.")
+        int | None, typer.Option(help="Height of an image in pixels, after preprocessing. Default: the model's own size.")
     ] = None,
-    image_width: Annotated[int | None, typer.Option(help="Pixels of an image.")] = None,
+    image_width: Annotated[
+        int | None, typer.Option(help="Width of an image in pixels, after preprocessing. Default: the model's own size.")
+    ] = None,
     image_tiles: Annotated[
-        int | None, typer.Option(help="Tiles of each image in addition to its whole view, for models that use tiles.")
+        int | None, typer.Option(help="Tiles (crops) of each image, in addition to the whole image, for models that use tiles.")
     ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="A folder with your own options.")] = None,
     as_json: Json = False,

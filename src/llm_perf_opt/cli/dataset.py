@@ -119,15 +119,18 @@ def prepare(
     name: Annotated[str, typer.Argument(help="A dataset; `llm-perf dataset list` shows them.")],
     variant: Annotated[
         str,
-        typer.Option(help="Name of the variant, for dataset.variant=NAME. Without a transform, it says what to make: subset-1k."),
+        typer.Option(
+            help="Name of the variant, for dataset.variant=NAME. If no transform is given, the name selects one: subset-1k is a "
+            "subset of 1,000 records."
+        ),
     ],
     parent: Annotated[str, typer.Option("--from", help="Start from another variant.")] = SOURCE,
     split: Annotated[str | None, typer.Option(help="Use only this split: train, validation, test.")] = None,
     within: Annotated[str | None, typer.Option(help="Use only the files in this folder of the source.")] = None,
-    num_samples: Annotated[int | None, typer.Option(help="Make a subset with this many records.")] = None,
+    num_samples: Annotated[int | None, typer.Option(help="Create a subset with this many records.")] = None,
     seed: Annotated[int | None, typer.Option(help="With --num-samples: seed of the sample; 0 by default.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Make token ids with `bytes`, or with a folder that has a tokenizer.json.")
+        str | None, typer.Option(help="Create token ids with `bytes`, or with a folder that has a tokenizer.json.")
     ] = None,
     to: Annotated[str | None, typer.Option(help="Convert to jsonl, parquet or txt.")] = None,
     clean: Annotated[
@@ -180,7 +183,7 @@ def prepare(
     size = metadata.size
     print(f"{folder.path / variant}: {size.records} records, {byte_count(size.bytes)}, {metadata.format}")
     if not preparation.transforms:
-        print(f"made as: {_options(metadata)}")
+        print(f"created with: {_options(metadata)}")
     if metadata.left_out:
         print(f"left out: {', '.join(f'{count} {reason}' for reason, count in metadata.left_out.items())}")
     _print_skipped(metadata.skipped)
@@ -205,7 +208,7 @@ def refresh(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Update the README, and record sizes, counts and hashes that handmade metadata do not state. Your own text stays."""
+    """Update the README, and record sizes, counts and hashes that are missing from handmade metadata. Your own text stays."""
     note_debug(debug)
     from llm_perf_opt.cli.progress import watched
     from llm_perf_opt.report.workspace import dataset_block

@@ -28,11 +28,11 @@ def _option(text: str, *names: str, **limits: Any) -> Any:
 Texts = list[str] | None
 _PASSES = (
     "Passes: program (unprofiled, for its time), torch (torch.profiler, for Python programs), nsys, ncu. "
-    "By default program, nsys and ncu, as far as they are installed."
+    "Default: program, plus nsys and ncu if they are installed."
 )
-_METRICS = "Metric sets, separated by commas: see `llm-perf metrics list`. By default roofline, for ncu."
+_METRICS = "Metric sets, separated by commas: see `llm-perf metrics list`. Default: roofline, for ncu."
 _CAPTURE = "program: record from start to exit. cudaProfilerApi: from cudaProfilerStart to cudaProfilerStop."
-_OUT = "Run folder; by default runs/exec/NAME/TIME, named after the script or program."
+_OUT = "Run folder. Default: runs/exec/NAME/TIME, named after the script or program."
 _OF_NCU = (
     *("top", "coverage", "budget_s", "kernel_regex", "launch_skip", "launch_count"),
     *("clock_control", "cache_control"),
@@ -51,11 +51,11 @@ def exec_program(
     capture: Annotated[str, _option(_CAPTURE, metavar="WHAT")] = "program",
     passes: Annotated[str | None, _option(_PASSES)] = None,
     torch_preset: Annotated[str, _option("What torch.profiler records: minimal, default, full or max.")] = "minimal",
-    trace: Annotated[str | None, _option("What nsys traces, separated by commas; by default as the sets request.")] = None,
+    trace: Annotated[str | None, _option("What nsys traces, separated by commas. Default: what the metric sets request.")] = None,
     sample: Annotated[str, _option("CPU sampling by nsys: none, process-tree or system-wide.")] = "none",
-    nsys_args: Annotated[str, _option("More options of `nsys profile`, as one text.")] = "",
+    nsys_args: Annotated[str, _option("More options for `nsys profile`, as one string.")] = "",
     ncu_set: Annotated[str | None, _option("A section set of ncu, such as full: see `ncu --list-sets`.")] = None,
-    ncu_args: Annotated[str, _option("More options of ncu, as one text.")] = "",
+    ncu_args: Annotated[str, _option("More options for ncu, as one string.")] = "",
     kernel_regex: Annotated[str | None, _option("Count only kernels whose function name contains a match.")] = None,
     launch_skip: Annotated[int | None, _option("Skip this many matching launches and count the next ones.", min=0)] = None,
     launch_count: Annotated[int | None, _option("Count this many launches.", min=1)] = None,

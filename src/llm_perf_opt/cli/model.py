@@ -35,7 +35,7 @@ def link(
     for line in model_lines(found)[1:]:
         print(line)
     for difference in _differences(name, place):
-        print(f"warning: not the packaged {name}: {difference}")
+        print(f"warning: this folder differs from the packaged model {name}: {difference}")
     print(f"run it: llm-perf run model={name}" if root == MODELS_ROOT else f"run it: llm-perf run model=hf model.path={place}")
 
 

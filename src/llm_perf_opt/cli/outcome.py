@@ -1,4 +1,4 @@
-"""The result of a run, as `run`, `report` and `exec` print it."""
+"""The result of a run, as `run`, `report`, `exec`, `import` and `serve` print it."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
+    from llm_perf_opt.analysis.serving.serving_analysis import ServingAnalysis
     from llm_perf_opt.core.records import Maybe, StageTiming
     from llm_perf_opt.core.run_folder import RunFolder
     from llm_perf_opt.workflows.analyze_program import ProgramAnalysis
@@ -79,3 +80,16 @@ def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) 
     print(render_text(document) if sys.stdout.isatty() else render_markdown(document))
     print(f"output: {output}")
     print(f"report: {folder.report_file}")
+
+
+def print_serving(folder: "RunFolder", found: "ServingAnalysis", as_json: bool) -> None:
+    """Print the result of a run under load."""
+    from llm_perf_opt.report.serving_document import overview_document
+    from llm_perf_opt.report.terminal import render_text
+
+    if as_json:
+        values = {"server": found.server, "slo": found.slo, "knee": found.knee, "points": found.points}
+        print_json({"run": str(folder.path), "status": found.manifest.status, "why": found.manifest.why, **values})
+        return
+    print(render_text(overview_document(found)))
+    print(f"report: {folder.page_file}")

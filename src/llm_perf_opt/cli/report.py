@@ -1,14 +1,17 @@
 """Regenerate the reports of a run or a sweep."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llm_perf_opt.cli.completing import complete_run
-from llm_perf_opt.cli.outcome import outcome, print_outcome, print_program
-from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, raise_if
+from llm_perf_opt.cli.outcome import outcome, print_outcome, print_program, print_serving
+from llm_perf_opt.cli.shared import SLO_HELP, Debug, Json, note_debug, print_json, raise_if
 from llm_perf_opt.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llm_perf_opt.workflows.run_reader import RunReader
 
 
 def report(
@@ -22,13 +25,15 @@ def report(
     bandwidth_gbs: Annotated[
         float | None, typer.Option(help="Memory bandwidth in GB/s, instead of the recorded one; with --peak-tflops.", min=1e-9)
     ] = None,
+    slo: Annotated[str | None, typer.Option(help=SLO_HELP, metavar="LIMITS")] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Regenerate the reports of a run, on any machine: report.html, report.md, stakeholder_summary.md.
 
-    For a sweep: sweep.html and sweep.md, with every point in one table.
+    For a sweep: sweep.html and sweep.md, with every point in one table. For a run under load: the same pages, with the
+    saturation curve.
     """
     note_debug(debug)
     from llm_perf_opt.workflows.analyze_program import report_program
@@ -48,6 +53,11 @@ def report(
         limits = {"peak_tflops": peak_tflops, "bandwidth_gbs": bandwidth_gbs}
     run = RunReader.open(run_folder)
     folder = run.folder
+    if run.manifest.kind == "serving":
+        _serving(run, slo, limits is not None, open_page, as_json)
+        return
+    if slo is not None:
+        raise ConfigError("--slo applies to runs under load only.", "Omit it.")
     if run.manifest.kind == "exec":
         if limits:
             raise ConfigError("The report of `llm-perf exec` uses no peaks.", "Omit --peak-tflops and --bandwidth-gbs.")
@@ -64,6 +74,16 @@ def report(
     if open_page:
         _show(folder.page_file)
     raise_if(analysis.fault)
+
+
+def _serving(run: "RunReader", slo: str | None, with_limits: bool, open_page: bool, as_json: bool) -> None:
+    from llm_perf_opt.workflows.serving import report_serving
+
+    if with_limits:
+        raise ConfigError("The report of a run under load uses no peaks.", "Omit --peak-tflops and --bandwidth-gbs.")
+    print_serving(run.folder, report_serving(run, slo), as_json)
+    if open_page:
+        _show(run.folder.page_file)
 
 
 def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> None:

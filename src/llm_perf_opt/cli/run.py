@@ -68,8 +68,8 @@ def _settings(overrides: list[str]) -> list[str]:
         print("note:", note, file=sys.stderr)
     if under_nsys():
         print(
-            "note: nsys is around this command: it records every pass with its loading, and torch.profiler sees no kernels. "
-            "`llm-perf run profiling=nsys` starts it around the measured process only.",
+            "note: this command is running under nsys, which records every pass including model loading and hides kernels from "
+            "torch.profiler. Use `llm-perf run profiling=nsys` to profile only the measured process.",
             file=sys.stderr,
         )
     return translated.overrides

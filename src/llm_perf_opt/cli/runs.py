@@ -35,7 +35,7 @@ def runs(
     ] = None,
     older_than: Annotated[str | None, typer.Option(metavar="AGE", help="Remove runs older than this: 12h, 30d, 8w.")] = None,
     compress: Annotated[
-        bool, typer.Option("--compress", help="Compress raw files instead of removing runs. Every verb still reads them.")
+        bool, typer.Option("--compress", help="Compress raw files instead of removing runs. All commands still read them.")
     ] = False,
     sweeps: Annotated[bool, typer.Option("--sweeps", help="Also remove sweeps, each with all of its runs.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it. Without this, only show what would be done.")] = False,
@@ -49,7 +49,7 @@ def runs(
     if keep is None and older_than is None and not compress:
         if yes or sweeps:
             raise ConfigError(
-                f"{'--yes' if yes else '--sweeps'} has no effect here.", "Say what to do: --keep N, --older-than 30d, --compress."
+                f"{'--yes' if yes else '--sweeps'} alone has no effect.", "Add --keep N, --older-than 30d or --compress."
             )
         most = _ROWS if limit is None else limit
         _print_listing(list_runs(folder, model=model, experiment=experiment, status=status, limit=most), folder, as_json)
@@ -88,9 +88,10 @@ def _clean_up(folder: Path, rows: "Sequence[Listed]", request: "Cleanup", *, yes
     else:
         for step in kept:
             print(_step(step, ""))
-        print(f"{len(done.steps)} done, {byte_count(sum(step.frees for step in done.steps))} freed.")
+        print(f"{len(done.steps)} processed, {byte_count(sum(step.frees for step in done.steps))} freed.")
     if done.failed:
-        raise ResourceError(f"{len(done.failed)} could not be done: {'; '.join(done.failed[:5])}", "The others are done.")
+        count = f"{len(done.failed)} run{'' if len(done.failed) == 1 else 's'}"
+        raise ResourceError(f"{count} could not be processed: {'; '.join(done.failed[:5])}", "All other runs were processed.")
 
 
 def _step(step: "Step", would: str) -> str:

@@ -13,6 +13,7 @@ from llm_perf_opt.core.terminal import json_text
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on standard output, everything else on standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+SLO_HELP = "What a request must meet to count as good: ttft=200ms,tpot=20ms,e2e=2s."
 
 _debug = False
 

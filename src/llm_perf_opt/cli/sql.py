@@ -48,10 +48,10 @@ def sql(
     if as_json and as_csv:
         raise ConfigError("--json and --csv select two formats.", "Use one of them.")
     queries = Queries(source)
-    for problem in _problems_to_print(queries.opened, of_a_run=source.is_dir()):
+    for problem in _problems_to_print(queries.trace, of_a_run=source.is_dir()) if queries.trace else ():
         print("warning:", indented(problem.what), file=sys.stderr)
-    if isinstance(queries.opened.tables, Missing):
-        print(f"note: {queries.opened.tables.why}", file=sys.stderr)
+    if queries.trace and isinstance(queries.trace.tables, Missing):
+        print(f"note: {queries.trace.tables.why}", file=sys.stderr)
     if query is None:
         _show_tables(queries.tables(), as_json, as_csv)
         return

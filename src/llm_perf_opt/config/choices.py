@@ -126,7 +126,7 @@ def _own_set(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {' '.join(words_of(error).split())}.", "Fix the file.") from error
     if not isinstance(content, dict) or not all(map(_is_flat, content.values())):
         raise ConfigError(
-            f"{path} is not a metric set.", "Write keys with a text or a list of texts, such as ncu: [lts__t_bytes.sum]."
+            f"{path} is not a metric set.", "Each key takes one value or a list of values, such as ncu: [lts__t_bytes.sum]."
         )
     return {**content, "file": str(path)}
 

@@ -98,7 +98,7 @@ def _checked_folders(config_dir: Path | None) -> list[Path]:
 
 
 def _composed(overrides: Sequence[str], searched: Sequence[Path], options: Mapping[str, tuple[str, ...]]) -> HydraResult:
-    """Compose with Hydra; an option that a defaults list names and that does not exist is answered with those there are."""
+    """Compose with Hydra; for an option in a defaults list that does not exist, the error lists the existing ones."""
     try:
         return compose_values(overrides, searched)
     except UnknownOptionError as error:
@@ -109,7 +109,7 @@ def _composed(overrides: Sequence[str], searched: Sequence[Path], options: Mappi
 
 
 def _check_own_keys(own: "Sequence[OwnFile]") -> None:
-    """Raise a ConfigError for a key of a user's file that is neither known nor answered."""
+    """Raise a ConfigError for a key of a user's file that is neither known nor translated."""
     for file in own:
         for key in file.keys:
             try:
@@ -134,7 +134,7 @@ def _refuse_code(model: Any, own: "Sequence[OwnFile]", given: frozenset[str]) ->
     """Raise a ConfigError if a file, and not the command line, allows code of the model's folder to run."""
     if not isinstance(model, Mapping) or not model.get("trust_remote_code") or RUNS_CODE in given:
         return
-    where = next((str(file.path) for file in own if RUNS_CODE in file.keys), "A file of the project")
+    where = next((str(file.path) for file in own if RUNS_CODE in file.keys), "A project file")
     fact = f"{where} sets {RUNS_CODE}=true: a file cannot allow code from the model's folder to run."
     raise ConfigError(fact, ON_THE_COMMAND_LINE[RUNS_CODE])
 
@@ -143,7 +143,7 @@ def _project(found: HydraResult, given: frozenset[str], notes: Sequence[str]) ->
     """Decide where the weights come from; return what is recorded of the project."""
     values, option, own = found.values, found.choices.get("model", ""), found.files
     over = [f"{file.group}={file.path.stem}" for file in own if file.packaged]
-    notes = [f"Files of the project override the packaged options {', '.join(over)}.", *notes] if over else notes
+    notes = [f"Project files override the packaged options {', '.join(over)}.", *notes] if over else notes
     used = {file.group if file.is_option(found.choices) else f"{file.group}/{file.path.stem}": str(file.path) for file in own}
     if not isinstance(values.get("model"), dict):
         return {"files": used, "notes": notes}
@@ -194,10 +194,11 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunCo
     for text in overrides:
         key, separator, value = text.partition("=")
         *path, last = current_key(key).split(".")
+        of_engine = path[:2] == ["runtime", "engine"]  # its arguments have any name, and may be mappings
         place: Any = changed
         for part in path:
-            place = place.get(part) if isinstance(place, dict) else None
-        if not separator or not isinstance(place, dict) or last not in place:
+            place = (place.setdefault(part, {}) if of_engine else place.get(part)) if isinstance(place, dict) else None
+        if not separator or not isinstance(place, dict) or not (of_engine or last in place):
             raise ConfigError(
                 f"'{text}' is not a setting of the run's configuration.", "The run was made by another version of llm-perf."
             )

@@ -1,6 +1,6 @@
-"""Keys that the guides' configuration files have: what became of each of them here.
+"""Keys in the guides' configuration files, and what replaces each of them.
 
-A key that has another name here is moved; one that has no meaning is answered. Neither is ignored in silence.
+A key with another name in llm-perf is moved. A key without an equivalent gets a note. Neither is ignored silently.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from llm_perf_opt.core.errors import ConfigError, nearest
 
 SECTIONS = ("run", "artifacts", "inputs")
-"""Sections of the guides' files that are not groups here."""
+"""Sections of the guides' files that are not groups of llm-perf."""
 TORCH_PRESETS = {"torch-profiler.min": "minimal", "torch-profiler.default": "default", "torch-profiler.max": "max"}
 """Presets of torch.profiler in the guides → `profiling.torch.preset`."""
 MOVED = {
@@ -18,9 +18,11 @@ MOVED = {
     "runtime.torch_profiler.enable": "profiling.torch.enable",
     "run.top_n_kernels": "profiling.ncu.top",
 }
-"""Keys with another name here."""
+"""Keys with another name in llm-perf."""
 NO_EFFECT = {
-    "runtime.torch_profiler.steps": "the torch pass profiles one iteration, profiling.torch.decode_steps of its decode steps",
+    "runtime.torch_profiler.steps": (
+        "the torch pass profiles one iteration; profiling.torch.decode_steps sets how many of its decode steps"
+    ),
     "runtime.torch_profiler.warmup": "warm-up ends when the times have settled, after runtime.max_warmup iterations at most",
     "profiling.activities": "the torch pass records the CPU and the GPU",
     "profiling.outputs.write_ops_csv": "the torch pass always writes ops.csv",
@@ -32,7 +34,7 @@ NO_EFFECT = {
     "hydra.sweep.dir": "-m with hydra.run.dir=DIR sets the folder of a sweep",
     "hydra.sweep.subdir": "the runs of a sweep are numbered",
 }
-"""Keys without a meaning here, and why."""
+"""Keys without an equivalent, and why."""
 RUNS_CODE = "model.trust_remote_code"
 """Only a person at the command line allows it: a project may come from somebody else."""
 ON_THE_COMMAND_LINE = {
@@ -53,7 +55,7 @@ class _File(Protocol):
 
 
 def is_answered(key: str) -> bool:
-    """Return whether a key of a user's file is moved or answered."""
+    """Return whether a key of a user's file is moved or gets a note."""
     return key in MOVED or key in NO_EFFECT or key.startswith(_HYDRA)
 
 
@@ -69,7 +71,7 @@ def torch_preset(written: str, value: str) -> str:
 
 
 def answer_keys(values: dict[str, Any], files: Sequence[_File], explicit: Container[str], run_dir: Path) -> list[str]:
-    """Move the guides' keys in composed values to their place here, and return a note on each.
+    """Move the guides' keys in composed values to their new names, and return a note on each.
 
     `explicit` are the keys of the command line, which win over a moved one; so does the key itself in a user's file.
     """
@@ -80,9 +82,9 @@ def answer_keys(values: dict[str, Any], files: Sequence[_File], explicit: Contai
             if key in MOVED:
                 notes.append(_moved(values, key, f"({file.path})", explicit, written))
             elif key == _STAGE2_DIR and Path(_text(_value(values, key))) == run_dir:
-                notes.append(f"{_shown(values, key)} ({file.path}) is the run folder here.")
+                notes.append(f"{_shown(values, key)} ({file.path}) is used as the run folder ({RUN_DIR}).")
             elif key in NO_EFFECT:
-                notes.append(f"{_shown(values, key)} ({file.path}) has no effect here: {NO_EFFECT[key]}.")
+                notes.append(f"{_shown(values, key)} ({file.path}) has no effect: {NO_EFFECT[key]}.")
             elif key.startswith(_HYDRA) and key != RUN_DIR:
                 notes.append(f"{key} ({file.path}) has no effect: llm-perf uses Hydra only to compose settings.")
     for key in written:
@@ -97,7 +99,7 @@ def _moved(values: dict[str, Any], key: str, where: str, explicit: Container[str
     target, value = MOVED[key], _value(values, key)
     group, *path = target.split(".")
     if target in explicit or target in written:
-        used = "the command line" if target in explicit else "a file of the project"
+        used = "the command line" if target in explicit else "a project file"
         return f"{_shown(values, key)} {where} is not used: {used} sets {target}."
     if value is False and group in explicit:  # the option of the group says which passes run, and some need others
         return f"{_shown(values, key)} {where} is not used: {group}= on the command line selects the passes."
@@ -106,7 +108,7 @@ def _moved(values: dict[str, Any], key: str, where: str, explicit: Container[str
         place = place.get(part) if isinstance(place, dict) else None
     if isinstance(place, dict):
         place[path[-1]] = value
-    return f"{_shown(values, key)} {where} is {target}={_text(value)} here."
+    return f"{_shown(values, key)} {where} was translated to {target}={_text(value)}."
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

@@ -1,7 +1,7 @@
 """Overrides as the profiling guides write them, translated to the settings of llm-perf.
 
-An override that means the same here is replaced by its setting, with a note. One that has no meaning here is answered with
-what to use instead. All others are returned unchanged. docs/from-the-guides.md lists them.
+An override with an equivalent setting is replaced by it, with a note. An override without one is rejected with an error that
+names what to use instead. All others are returned unchanged. docs/from-the-guides.md lists them.
 """
 
 import re
@@ -29,7 +29,7 @@ _ELSEWHERE = {
     "run": f"profiling={DEEP} or {LIGHT} selects the passes; profiling.ncu.top=N is how many kernels are counted.",
     "profiling.outputs": "Every report is written to the run folder; docs/run-folder.md lists the files.",
     "runtime.torch_profiler": (
-        "profiling.torch.enable=true profiles one iteration; profiling.torch.preset and profiling.torch.decode_steps say how."
+        "profiling.torch.enable=true profiles one iteration; profiling.torch.preset and profiling.torch.decode_steps set how."
     ),
     "hydra.job": "experiment=NAME names a run; hydra.run.dir=DIR sets its folder.",
     "hydra.sweep": "With -m, hydra.run.dir=DIR is the folder of the sweep.",
@@ -48,7 +48,7 @@ class Translated:
 
 
 def from_guides(overrides: Sequence[str]) -> Translated:
-    """Return the overrides with those of the guides translated; raise a ConfigError for one without a meaning here."""
+    """Return the overrides with those of the guides translated; raise a ConfigError for one without an equivalent."""
     found: list[str] = []
     notes: list[str] = []
     for place, text in enumerate(overrides):
@@ -60,7 +60,7 @@ def from_guides(overrides: Sequence[str]) -> Translated:
             continue
         settings, note = translate(_unquoted(value), [other for index, other in enumerate(overrides) if index != place])
         found += settings
-        notes.append(note or f"{text} is {' '.join(settings)} here.")
+        notes.append(note or f"{text} was translated to {' '.join(settings)}.")
         if name == "run.mode" and (
             later := [word for word in overrides[place + 1 :] if word.lstrip("+").startswith("profiling=")]
         ):
@@ -69,7 +69,7 @@ def from_guides(overrides: Sequence[str]) -> Translated:
 
 
 _Translate = Callable[[str, Sequence[str]], tuple[list[str], str]]
-"""Takes the value and the other overrides; returns the settings, and a note if "is … here" does not say it."""
+"""Takes the value and the other overrides; returns the settings, and a note if "was translated to …" does not fit."""
 
 
 def _translation(name: str, value: str) -> _Translate | None:
@@ -112,8 +112,8 @@ def _activities(value: str, _: Sequence[str]) -> tuple[list[str], str]:
     names = [name.strip().lower() for name in value.strip("[]").split(",") if name.strip()]
     for name in names:
         if name not in _ACTIVITIES:
-            raise ConfigError(f"profiling.activities: {name} is not known.", "torch.profiler records cpu and cuda here.")
-    return [], f"profiling.activities={value} has no effect: torch.profiler records the CPU, and the GPU of a run on one."
+            raise ConfigError(f"profiling.activities: {name} is not known.", "Known: cpu, cuda.")
+    return [], f"profiling.activities={value} has no effect: torch.profiler always records the CPU and, in a GPU run, the GPU."
 
 
 def _torch_file(value: str, _: Sequence[str]) -> tuple[list[str], str]:
@@ -122,7 +122,7 @@ def _torch_file(value: str, _: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _manifest(value: str, others: Sequence[str]) -> tuple[list[str], str]:
-    """Repeat the prompts of another run, with as many and as long as they were, unless other overrides say so themselves."""
+    """Repeat the prompts of another run, with as many and as long as they were, unless other overrides set these."""
     from llm_perf_opt.core.recorded_inputs import read_inputs
 
     recorded = read_inputs(Path(value))

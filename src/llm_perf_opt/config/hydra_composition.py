@@ -66,7 +66,7 @@ def compose_values(overrides: Sequence[str], searched: Sequence[Path]) -> HydraR
         raise ConfigError("Option files include each other, or a value refers to itself.", _look_at(sources)) from error
     except _LET_THROUGH as error:
         fact = f"The configuration cannot be composed: {first_sentence(error)}"
-        raise ConfigError(fact, _look_at(sources) or "Look at the values given.") from error
+        raise ConfigError(fact, _look_at(sources) or "Check the values on the command line.") from error
     finally:
         GlobalHydra.instance().clear()
 
@@ -98,7 +98,7 @@ def _composed(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
 def _setting_of_hydra(composed: DictConfig, key: str) -> Any:
     found = OmegaConf.select(composed.hydra, key)
     if found is None:
-        raise ValueError(f"there is no '{key}' here; there are runtime.cwd, runtime.choices.GROUP and job.name")
+        raise ValueError(f"'{key}' is not available; available are runtime.cwd, runtime.choices.GROUP and job.name")
     return found
 
 
@@ -129,7 +129,7 @@ def _add_sources(searched: Sequence[Path]) -> "list[OwnSource]":
 
 def _look_at(sources: "Sequence[OwnSource]") -> str:
     names = [str(file.path) for source in sources for file in source.loaded] or [str(source.folder) for source in sources]
-    return f"Look at {', '.join(names)}." if names else ""
+    return f"Check {', '.join(names)}." if names else ""
 
 
 def _run_dir(composed: DictConfig) -> Path:

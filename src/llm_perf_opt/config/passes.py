@@ -1,7 +1,7 @@
 """The registry of passes: name, order, how a pass is launched, what it leaves in `raw/`, which stages it sees.
 
 A pass is declared in the tuple `PASSES` of a module `profiling/*_pass.py`, or by an entry point of the group
-`llm_perf_opt.passes` in another package. Every verb that reads a run imports these modules, so `Pass.launch` can name a
+`llm_perf_opt.passes` in another package. Every command that reads a run imports these modules, so `Pass.launch` can name a
 function that is imported when the pass starts. The settings `profiling.passes.NAME.KEY=VALUE` are the
 fields of its settings dataclass.
 """

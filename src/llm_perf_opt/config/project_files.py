@@ -151,7 +151,7 @@ class _Read:
             preset = torch_preset(f"{self.path}: {key}: {value}", str(value))
             torch = {"torch": {"enable": True, "preset": preset}}
             self.content.update(_merged(torch, self.content))
-            self.notes.append(f"{key}: {value} ({self.path}) is profiling.torch.preset={preset} here.")
+            self.notes.append(f"{key}: {value} ({self.path}) was translated to profiling.torch.preset={preset}.")
             return True
         if _HYDRA_ENTRY.match(str(key)):
             self.notes.append(f"{key}: {value} ({self.path}) has no effect: llm-perf uses Hydra only to compose settings.")
@@ -307,12 +307,10 @@ def _text(path: Path) -> str:
     try:
         size = path.stat().st_size
         if size > _MOST_BYTES:
-            raise ConfigError(
-                f"{path} is too large for a file of settings: it has {size:,} bytes.", f"The most is {_MOST_BYTES:,}."
-            )
+            raise ConfigError(f"{path} is too large for a settings file: {size:,} bytes.", f"The limit is {_MOST_BYTES:,} bytes.")
         return read_text(path)
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text in UTF-8.", "Write the settings as YAML.") from None
+        raise ConfigError(f"{path} is not UTF-8 text.", "Write the settings as YAML.") from None
     except OSError as error:
         if path.is_symlink():
             words = f"{path} is a link to {path.readlink()}, which cannot be read: {words_of(error)}."

@@ -34,7 +34,7 @@ def find_compiler() -> Maybe[Compiler]:
     path = shutil.which(name)
     if path is None:
         other = shutil.which("clang++")
-        hint = f"; {other} is used with CXX={other}" if other else ""
+        hint = f"; to use {other}, set CXX={other}" if other else ""
         return Missing(f"there is no {name} on the PATH{hint}")
     version = ask([path, "--version"])
     return Compiler(path, version.partition("\n")[0]) if version else Missing(f"{path} --version fails")
@@ -54,4 +54,4 @@ def _problem(compiler: str, include: str) -> str:
         if ask([compiler, "-fsyntax-only", "-std=c++17", f"-I{include}", str(source)], 60.0) is not None:
             return ""
     headers = (Path(include) / "Python.h").exists()
-    return f"{compiler} cannot compile a small program" if headers else f"the headers of Python are not in {include}"
+    return f"{compiler} cannot compile a small program" if headers else f"the Python headers are not in {include}"

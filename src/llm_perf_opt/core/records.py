@@ -3,35 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from llm_perf_opt.core.engine_records import ChangedEngine
+from llm_perf_opt.core.engine_records import RuntimeFacts as RuntimeFacts
 from llm_perf_opt.core.host_records import HostLoad, ProfilerCost
 from llm_perf_opt.core.missing import Maybe as Maybe
 from llm_perf_opt.core.missing import Missing as Missing
 from llm_perf_opt.core.vision_records import VisionInput
 from llm_perf_opt.core.weight_records import TokenAgreement, WeightFacts
-
-
-@dataclass(frozen=True)
-class RuntimeFacts:
-    """The runtime as it actually ran."""
-
-    type: str
-    version: str
-    method: str
-    """How prefill and decode were separated, as text."""
-    inseparable: str = ""
-    """Why prefill and decode could not be separated; empty if they were. Without separation, neither is reported."""
-    unstepped: str = ""
-    """Why single decode steps have no times; empty if they have. Decode as a whole has a time in both cases."""
-    uncosted: str = ""
-    """Why FLOPs and bytes cannot be computed from the architecture; empty if they can."""
-    engine: dict[str, Any] = field(default_factory=dict)
-    """Every argument of the engine, including those that the runner set."""
-    variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables the runner set for the engine."""
-    notes: tuple[str, ...] = ()
-    """What else a reader needs to interpret the numbers."""
-    devices: int = 1
-    """Devices that the model is spread over; they share the work of each step."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +245,8 @@ class TorchPass:
     """What the profiler adds per event. None on a GPU, whose kernel times it does not change, and if it was not measured."""
     stage_cpu_ns: dict[str, int] = field(default_factory=dict)
     """CPU time of the main thread in prefill and decode; empty if unknown."""
+    engine: ChangedEngine | None = None
+    """None if the engine ran as in the unprofiled pass, and in older runs."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +256,8 @@ class WrappedPass:
     stage_wall_ns: dict[str, int]
     """decode_step is the median."""
     steps_ns: tuple[int, ...]
+    engine: ChangedEngine | None = None
+    """None if the engine ran as in the unprofiled pass, and in older runs."""
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -392,8 +374,8 @@ class Manifest:
     passes: tuple[PassRecord, ...] = field(default_factory=tuple)
     why: str = ""
     remedy: str = ""
-    kind: Literal["run", "exec"] = "run"
-    """Profiled a model or a user's program; decides which pages are written."""
+    kind: Literal["run", "exec", "serving"] = "run"
+    """Profiled a model or a user's program, or put load on a server; decides which pages are written."""
 
     def pass_named(self, name: str) -> PassRecord | None:
         """Return the entry of a pass, or None if the run has no such pass."""

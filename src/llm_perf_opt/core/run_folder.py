@@ -112,6 +112,8 @@ class RunFolder:
     """The trace of the torch pass."""
     program_profile_file = _RunFile("raw/torch/program.json")
     """What torch.profiler recorded of a user's program, apart from the trace."""
+    server_file = _RunFile("raw/server/server.json")
+    """The server that a load was put on."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -178,6 +180,10 @@ class RunFolder:
     def selection_file(self, name: str) -> Path:
         """Return the file that lists the launches selected for an ncu pass, with reasons."""
         return present(self.raw(name) / "selection.json")
+
+    def load_folders(self) -> list[Path]:
+        """Return the folders of the loads that were put on a server, in order."""
+        return sorted(path for path in (self.path / "raw").glob("load_*") if path.is_dir())
 
     def tables(self, name: str) -> Path:
         """Return the folder of a pass's tables, as Parquet files."""

@@ -40,6 +40,8 @@ MIXED_STEP = "mixed_step"
 """A step of a server that processes prompts and single tokens together."""
 STEP = "step"
 """A step whose content the trace does not show."""
+REQUEST = "request"
+"""A whole request, in findings on its total time."""
 
 
 def nsys_range(stage: Stage) -> str:

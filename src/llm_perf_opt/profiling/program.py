@@ -122,7 +122,7 @@ def _check(request: ExecRequest) -> None:
     if request.range:
         check_gate("nsys", request.range, ours=False)
         if request.nsys.capture == "cudaProfilerApi":
-            raise ConfigError("--range and --capture cudaProfilerApi exclude each other.", "Give one of them.")
+            raise ConfigError("--range and --capture cudaProfilerApi cannot be combined.", "Give one of them.")
     check_patterns(request.regions)
     _check_metrics(request)
     _check_effect(request)
@@ -139,7 +139,8 @@ def _check_metrics(request: ExecRequest) -> None:
     profiling = _profiling(request)
     asked = request.metrics
     if not counting and (asked.add or asked.remove or asked.sections or request.ncu.sections or request.ncu.set):
-        raise ConfigError("Nothing collects the counters, sections and sets of Nsight Compute.", "Add ncu to --passes.")
+        fact = "Counters, sections or sets of Nsight Compute are requested, but ncu is not among the passes."
+        raise ConfigError(fact, "Add ncu to --passes.")
     check_collected(profiling.metrics, request.names, "Name the pass in --passes, or leave out the set in --metrics.")
     check_tools(profiling, request.names)
     check_kernel_regex(request.ncu)

@@ -74,7 +74,7 @@ def _cpu() -> dict[str, Any]:
         "physical": psutil.cpu_count(logical=False),
         "usable": usable_cpus(),
         "frequency_max_mhz": str(frequency) if isinstance(frequency, Missing) else frequency,
-        "governor": governor.read_text().strip() if governor.exists() else "n/a: the system does not tell",
+        "governor": governor.read_text().strip() if governor.exists() else "n/a: the system does not report it",
         "flags": sorted(flag for flag in cpu_flags() if flag.startswith(("avx", "amx", "asimd", "sve", "bf16", "fma"))),
         **cpu_layout(),
     }

@@ -93,7 +93,8 @@ def launch(capture: Capture) -> None:
     capture.started("torch")
     found = python_program(program.argv) if program else Missing("no program is profiled")
     if isinstance(found, Missing):
-        raise ConfigError(f"torch.profiler cannot record the program: {found.why}.", f"{capture.without('torch')}.")
+        remedy = capture.without("torch")
+        raise ConfigError(f"torch.profiler cannot record the program: {found.why}.", f"{remedy[0].upper()}{remedy[1:]}.")
     gated = bool(program and program.range) or capture.profiling.nsys.capture != "nvtx"
     argv = profiled_argv(found, folder.raw("torch"), capture.profiling.torch.preset)
 
@@ -106,7 +107,8 @@ def launch(capture: Capture) -> None:
 def _lost(folder: RunFolder) -> LlmPerfError | None:
     """Return an error if the pass left nothing to read."""
     if not (folder.torch_trace_file.exists() and folder.program_profile_file.exists()):
-        return CaptureError("torch.profiler left no trace.", f"The program may end with os._exit: {folder.log_file('torch')}.")
+        remedy = f"The program may have ended with os._exit; see {folder.log_file('torch')}."
+        return CaptureError("torch.profiler left no trace.", remedy)
     if read_record(folder.program_profile_file, ProgramProfile).worked:
         return None
     remedy = "Profile the Python program that calls torch, not one that starts it in another process."

@@ -105,7 +105,7 @@ def check_counters(metrics: MetricsConfig, device_index: int, *, gpu: bool) -> N
 
     Without a GPU, a chip that has all counters is assumed.
     """
-    chip = chip_of(device_index) if gpu else Missing("no counters are read here")
+    chip = chip_of(device_index) if gpu else Missing("no counters are read without a GPU")
     ncu = find_tool("ncu")
     sections = sections_of(ncu) if ncu and metrics.sections else None
     known = names_known_to(ncu, chip) if ncu and not isinstance(chip, Missing) else Missing("there is no ncu")

@@ -127,16 +127,16 @@ def looked_into_words(found: Comparison) -> list[str]:
         return []
     base, new = found.looked_into
     return [
-        "Operators, kernels, budget and counters come from one run per side: the run that has the most of them. If several do, "
-        f"it is the one whose end-to-end time is nearest the median of the side. Base: {base}. New: {new}."
+        "Operators, kernels, budget and counters come from one run per side: the run with the most of this data; if several tie, "
+        f"the one whose end-to-end time is nearest the median of the side. Base: {base}. New: {new}."
     ]
 
 
 USAGE_WORDS = (
     "Memory and energy are read once per run. The allocator and the driver report the same bytes in every run, so the change is "
-    "exact unless runs of one side differ. Energy is the time of the requests times the power of the card. Its interval is that "
-    f"of the time. A difference in power of {percent(POWER_SPREAD, 0)} is added if the runs do not measure it or the sides ran "
-    "on different cards."
+    "exact unless runs of one side differ. Energy is the duration of the requests multiplied by the card's power. Its interval "
+    f"is that of the duration. A difference in power of {percent(POWER_SPREAD, 0)} is added if the runs do not measure it or the "
+    "sides ran on different cards."
 )
 
 

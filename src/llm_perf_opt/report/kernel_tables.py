@@ -61,12 +61,12 @@ _COUNTED = (
     "mean under ncu",
 )
 _ABOUT_HFU = (
-    "HFU is the executed FLOPs of the counted kernels over unprofiled time and peak: tensor-core FLOPs, plus single- and "
+    "HFU is the executed FLOPs of the counted kernels divided by (unprofiled time × peak): tensor-core FLOPs, plus single- and "
     "double-precision FLOPs outside the tensor cores. Packed half-precision FLOPs outside the tensor cores are excluded, because "
     "these instructions also move constants. ≥: some kernels or kinds of FLOPs are not included. ≈: for some launches the "
-    "counters of another grid are used. ≳: both. Ratio: tensor-core FLOPs over those of the cost model for the same steps. It is "
-    "above 1 if tiles pad the matrices or full attention is computed, below 1 if matrix products run outside the tensor cores or "
-    "were not counted."
+    "counters of another grid are used. ≳: both. Ratio: tensor-core FLOPs divided by those of the cost model for the same steps. "
+    "It is above 1 if tiles pad the matrices or full attention is computed, below 1 if matrix products run outside the tensor "
+    "cores or were not counted."
 )
 _ABOUT_KERNELS = (
     "Calls and times come from the trace. FLOPs and bytes are hardware counters of sampled launches, each replayed alone by "

@@ -38,7 +38,9 @@ from llm_perf_opt.report.efficiency import (
     used_verdicts,
     verdict_items,
 )
+from llm_perf_opt.report.engine_tables import engine_memory_tables, engine_tables
 from llm_perf_opt.report.findings import finding_blocks, findings_of, source_of, trials_table
+from llm_perf_opt.report.graph_tables import structure_tables, without_operator
 from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernel_blocks, provenance
 from llm_perf_opt.report.overview import overview_blocks
 from llm_perf_opt.report.run_tables import (
@@ -189,7 +191,7 @@ def budget_blocks(trace: TraceAnalysis) -> list[Block]:
     for number, budget in enumerate(trace.budgets):
         blocks += [bullets(budget.problems, "warnings")] if budget.problems else []
         blocks += [budget_table(number, budget), *component_tables(number, budget)]
-    return blocks
+    return [*blocks, *structure_tables(trace.components)]
 
 
 def _timings(analysis: RunAnalysis) -> Section:
@@ -209,7 +211,7 @@ def _timed(analysis: RunAnalysis, timings: CleanTimings) -> list[Block]:
     if not isinstance(analysis.trace, Missing):
         traced = [*device_tables(analysis.trace.devices), *label_tables(analysis.trace.labels)]
     tables = [metrics_table(analysis), *stages, *substage_tables(analysis.stages)]
-    return [*tables, *steps, *traced, other_figures_table(analysis, timings)]
+    return [*tables, *steps, *traced, other_figures_table(analysis, timings), *engine_memory_tables(timings)]
 
 
 def _limits(analysis: RunAnalysis, found: Efficiency) -> list[Block]:
@@ -254,7 +256,7 @@ def _torch_blocks(analysis: RunAnalysis, torch: TorchPass, most: int | None) -> 
         f"by self time. Its times show where the time goes, not how long it takes: {inflated}. "
         f"The trace is raw/torch/{torch.trace_file}."
     )
-    return [Paragraph(text), operators_table(torch.operators, most)]
+    return [Paragraph(text + without_operator(analysis.trace)), operators_table(torch.operators, most)]
 
 
 def _factor(stage: str) -> Callable[[float], str]:
@@ -312,7 +314,7 @@ def _readings_charts(drawn: tuple[Figure, str]) -> list[Block]:
 
 def _environment(analysis: RunAnalysis) -> Section:
     machine: Block = environment_table(analysis.env, analysis.timings) if analysis.env else Unavailable("Environment:", _NO_ENV)
-    return Section("environment", "Environment and passes", [machine, passes_table(analysis)])
+    return Section("environment", "Environment and passes", [machine, passes_table(analysis), *engine_tables(analysis)])
 
 
 def _assumptions(analysis: RunAnalysis) -> list[Block]:

@@ -134,8 +134,18 @@ def _runtime_rows(timings: CleanTimings) -> list[tuple[str, str]]:
     return [
         ("Runtime", f"{runtime.type} {runtime.version}"),
         ("Prefill and decode", apart),
+        *_conversion_row(timings.model),
         *[(name, ", ".join(f"{key}={value}" for key, value in held.items())) for name, held in given.items() if held],
     ]
+
+
+def _conversion_row(model: ModelFacts) -> list[tuple[str, str]]:
+    made = model.weights.conversion if model.weights else None
+    if made is None:
+        return []
+    what = f"from {made.source}" if made.source else "from random weights"
+    reused = "; taken from the cache" if made.reused else ""
+    return [("Conversion", f"{what} by {made.by} {made.version} in {seconds(made.seconds)}, before the measurement{reused}")]
 
 
 _ABOUT_PASSES = (
@@ -247,12 +257,17 @@ def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> Table:
         ("Peak memory, allocator (tensors)", cell(memory.allocated_bytes, memory_size)),
         ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, memory_size)),
         ("Device memory in use at the end, all processes", cell(memory.device_used_bytes, memory_size)),
-        ("Peak resident memory of the process", cell(memory.process_rss_bytes, memory_size)),
+        (_resident(timings), cell(memory.process_rss_bytes, memory_size)),
         ("Weights", f"{memory_size(model.weight_bytes)} ({model.parameters:,} parameters{_quantized_words(model)})"),
     ]
     for row in rows:
         table.add(*row)
     return table
+
+
+def _resident(timings: CleanTimings) -> str:
+    elsewhere = timings.runtime is not None and timings.runtime.elsewhere
+    return "Peak resident memory of the process" + (" and its children, summed" if elsewhere else "")
 
 
 def _quantized_words(model: ModelFacts) -> str:

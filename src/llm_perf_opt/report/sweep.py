@@ -144,7 +144,7 @@ def _best(what: str, rows: Sequence[SweepRow], show: Callable[[SweepRow], str]) 
         return f"{what} is {show(rows[0])}, at {rows[0].label}."
     named = [f"{row.label} ({show(row)})" for row in rows[:_MOST_NAMED]]
     more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
-    return f"{what} belongs to one of {len(rows)} points that are not distinguishable: {', '.join(named)}{more}."
+    return f"{what} is shared by {len(rows)} points that cannot be distinguished: {', '.join(named)}{more}."
 
 
 def _rate_words(row: SweepRow) -> str:
@@ -179,7 +179,7 @@ _FIGURES = ("end to end", "decode tokens/s", "output tokens/s", "decode roofline
 def sweep_document(found: SweepReport) -> Document:
     """Return the report of the sweep."""
     faulty = sum(row.status != "complete" or not row.ranked for row in found.rows)
-    notice = f"{faulty} of {len(found.rows)} points are not complete or not ranked." if faulty else ""
+    notice = f"{faulty} of {len(found.rows)} points are incomplete or not ranked." if faulty else ""
     over = ", ".join(swept_keys(found.rows)) or "nothing"
     subtitle = f"{len(found.rows)} points over {over}; {found.complete} complete. Started {found.created}."
     wrong = troubles(found.rows)
@@ -209,7 +209,7 @@ def _resume(found: SweepReport, failed: int) -> list[Block]:
 
 
 _DEFINITIONS = [
-    Item("TTFT:", "time to first token; like all times here, the median of unprofiled repeats."),
+    Item("TTFT:", "time to first token; like all times on this page, the median of unprofiled repeats."),
     Item(
         "95 % interval:",
         "of the median, distribution-free, shown in brackets and as error bars. For too few repeats, their range is shown "
@@ -223,9 +223,9 @@ _DEFINITIONS = [
     ),
     Item(
         "Front:",
-        "the points that no other point of the same workload (model, prompt and new tokens) beats. A point beats another if it "
-        "is clearly better in TPOT or in decode tokens/s (the intervals do not overlap) and not clearly worse in the other. A "
-        "point without both figures is neither on the front nor beaten.",
+        "the Pareto front, the points that no other point of the same workload (model, prompt and new tokens) beats. A point "
+        "beats another if it is clearly better in TPOT or in decode tokens/s (the intervals do not overlap) and not clearly "
+        "worse in the other. A point without both figures is neither on the front nor beaten.",
     ),
     Item(
         "Not ranked:",
@@ -305,8 +305,8 @@ def _value(text: str) -> Cell:
 
 def _tradeoff(rows: Sequence[SweepRow]) -> list[Block]:
     caption = (
-        f"TPOT against decode throughput; bars: {bar_words(rows)}; rings: the front, points that no other point beats; the "
-        "marker shows what bounds decode"
+        f"TPOT against decode throughput; bars: {bar_words(rows)}; rings: the Pareto front, points that no other point beats; "
+        "the marker shows what bounds decode"
     )
     left_out = sum(not row.ranked for row in rows)
     notes = [f"{left_out} of {len(rows)} points are not ranked and not shown."] if left_out else []

@@ -126,6 +126,7 @@ class TensorRtLlmRunner:
             engine=arguments,
             notes=(PARAMETERS_NOTE, *NOTES, *([PREFIX_CACHE_NOTE] if arguments["kv_cache_config"]["enable_block_reuse"] else [])),
             devices=_workers(request),
+            elsewhere=True,
         )
         self.profiler = Missing("TensorRT-LLM runs the model in its own processes, which llm-perf's profiler does not see")
 

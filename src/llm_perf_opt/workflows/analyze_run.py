@@ -1,6 +1,6 @@
 """Analyze a run and write its reports. Reads only the run folder, so it works on any machine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_busy_share,
 from llm_perf_opt.analysis.trace.document import ON_CPU, TraceAnalysis
 from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.stages import find_stages
+from llm_perf_opt.analysis.trace.step_components import with_components
 from llm_perf_opt.analysis.trace_analysis import trace_document
 from llm_perf_opt.config.passes import trace_files
-from llm_perf_opt.core.errors import ImplausibleError, ResourceError
+from llm_perf_opt.core.errors import ConfigError, ImplausibleError, ResourceError
 from llm_perf_opt.core.machine_records import Ceilings
-from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, TorchPass
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
@@ -57,17 +58,20 @@ _NOT_READ = Missing("the traces were not read")
 
 def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
     """Return the analysis of a run. Without `traces` it is much faster, and kernels and trace are missing."""
+    if run.manifest.kind == "serving":
+        raise ConfigError(f"{run.folder.path} is a run under load, which has no stages.", "`llm-perf report` shows it.")
     timings = run.timings
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
+    torch, how = _torch(run, measured) if traces else (run.torch, "")
     untimed = timings if isinstance(timings, Missing) else Missing("no iteration was measured")
-    stages = stage_timings(measured, run.torch) if measured else ()
+    stages = stage_timings(measured, torch) if measured else ()
     peaks = _ceilings(run)
-    distance = _efficiency(run, measured or untimed, limits, peaks)
+    distance = _efficiency(run, torch, measured or untimed, limits, peaks)
     kernels, implausible_count = _kernels(run, measured, distance.found) if traces else (_NOT_READ, None)
     summary = _telemetry_summary(run, measured or untimed)
     config, odd_config = _settings(run)
     env, odd_env = environment_of(run)
-    costs = overheads(measured, run.torch, run.wrapped)
+    costs = overheads(measured, torch, run.wrapped)
     facts = RunFacts(
         timings=measured or untimed,
         efficiency=distance.found,
@@ -77,7 +81,7 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
         hardware=_datasheet(run, measured, limits) if measured else untimed,
         overheads=costs,
         config=config,
-        torch=run.torch,
+        torch=torch,
         env=env,
     )
     trace = _trace(run, facts) if traces else _NOT_READ
@@ -91,8 +95,8 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
         metrics=metrics(measured) if measured else (),
         stages=stages,
         drift=context_drift(measured) if measured else untimed,
-        efficiency=_on_those_devices(distance.found, trace, facts.timings),
-        torch=run.torch,
+        efficiency=_on_those_devices(_noted(distance.found, how), trace, facts.timings),
+        torch=torch,
         telemetry=summary,
         kernels=kernels,
         overheads=costs,
@@ -190,7 +194,7 @@ class _Distance:
 
 
 def _efficiency(
-    run: RunReader, timings: Maybe[CleanTimings], limits: dict[str, float] | None, peaks: Maybe[Ceilings]
+    run: RunReader, torch: Maybe[TorchPass], timings: Maybe[CleanTimings], limits: dict[str, float] | None, peaks: Maybe[Ceilings]
 ) -> _Distance:
     """Return the distance from the peaks; for an implausible figure, no distance, the error and a warning."""
     if isinstance(timings, Missing):
@@ -200,7 +204,7 @@ def _efficiency(
         peaks = Missing("other peaks were given for this report")
     try:
         datasheet, at_work = _datasheet(run, timings, limits), device_busy_share(run.telemetry, timings)
-        return _Distance(efficiency(timings, run.torch, datasheet, peaks, at_work), None, warnings)
+        return _Distance(efficiency(timings, torch, datasheet, peaks, at_work), None, warnings)
     except ImplausibleError as error:
         words = f"{error.fact} {error.remedy}"
         return _Distance(Missing(words), error, (*warnings, RunWarning(WarningId.IMPLAUSIBLE, words)))
@@ -228,6 +232,22 @@ def _judged_by_budget(found: Maybe[Efficiency], trace: TraceAnalysis) -> Maybe[E
             stage = replace(stage, verdict=word, because=because)
         stages.append(stage)
     return replace(found, stages=tuple(stages))
+
+
+def _noted(found: Maybe[Efficiency], note: str) -> Maybe[Efficiency]:
+    return found if isinstance(found, Missing) or not note else replace(found, notes=(*found.notes, note))
+
+
+def _torch(run: RunReader, timings: CleanTimings | None) -> tuple[Maybe[TorchPass], str]:
+    """Return the torch pass; without labels of components, with those that the order of its kernels shows, and how."""
+    torch = run.torch
+    if isinstance(torch, Missing) or not isinstance(torch.parts, Missing) or timings is None:
+        return torch, ""
+    for recorded in run.traces():
+        if not isinstance(recorded, Missing) and recorded.name == "torch":
+            usable = recorded.trace.complete and len(recorded.trace.work)
+            return with_components(torch, recorded.trace, timings.model.architecture) if usable else (torch, "")
+    return torch, ""
 
 
 def _kernels(
@@ -319,8 +339,12 @@ def _settings(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
         return {}, []
     odd = [group for group in GROUPS_OF_EVERY_RUN if not isinstance(run.settings.get(group), dict)]
     name = run.folder.config_file.name
-    why = f"The settings are unknown: {name} is invalid, {', '.join(odd)} should map names to values."
+    why = f"The settings are unknown: {name} is invalid: {_mappings(odd)}."
     return ({}, [RunWarning(WarningId.SETTINGS_UNKNOWN, why)]) if odd else (run.settings, [])
+
+
+def _mappings(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} must be {'a mapping' if len(names) == 1 else 'mappings'}"
 
 
 def environment_of(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
@@ -332,6 +356,6 @@ def environment_of(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
         return {}, []
     odd = [name for name in GROUPS_OF_ENV if not isinstance(found.get(name, {}), dict)]
     name = run.folder.env_file.name
-    why = f"{name} is invalid and only partly used: {', '.join(odd)} should map names to values."
+    why = f"{name} is invalid and only partly used: {_mappings(odd)}."
     kept = {name: value for name, value in found.items() if name not in odd}
     return kept, [RunWarning(WarningId.ENVIRONMENT_UNKNOWN, why)] if odd else []

@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.comparison.compare import Comparison, compare, gate_n
 from llm_perf_opt.analysis.comparison.differences import check_distinct, check_one_side
 from llm_perf_opt.analysis.comparison.effects import Judgement
 from llm_perf_opt.analysis.comparison.gates import parse_gates
+from llm_perf_opt.analysis.comparison.serving import ServingComparison
 from llm_perf_opt.analysis.comparison.sides import side_of
 from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -19,6 +20,7 @@ from llm_perf_opt.core.errors import ConfigError, ParseError, nearest
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.core.user_files import check_ordinary
 from llm_perf_opt.workflows.analyze_run import analyze
+from llm_perf_opt.workflows.compare_serving import are_under_load, compare_serving_runs, read_run
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import is_sweep
 
@@ -137,12 +139,14 @@ def compare_runs(
     allow: Sequence[str] = (),
     gates: Sequence[str] = (),
     judgement: Judgement = DEFAULT_JUDGEMENT,
-) -> Comparison:
+) -> Comparison | ServingComparison:
     """Compare two sides, each given as paths, patterns or baselines. Invalid gates are rejected before anything is read."""
     parsed = parse_gates(gates, gate_names())
     folders = [resolve(words, runs_dir, name) for words, name in ((base, "base"), (new, "new"))]
     for path in set(folders[0]) & set(folders[1]):
         raise ConfigError(f"{path} is on both sides.", "Give different runs: a run cannot be compared with itself.")
+    if are_under_load(folders):
+        return compare_serving_runs(folders, parsed, allow, judgement)
     sides = [side_of([_analyzed(path) for path in paths]) for paths in folders]
     check_distinct([*sides[0].runs, *sides[1].runs])
     return compare(sides[0], sides[1], experiment, allow, parsed, judgement)
@@ -161,6 +165,10 @@ def check_baseline(name: str, runs: Sequence[Path]) -> None:
     for path in runs:
         if path.is_dir() and not is_run(path):
             raise _no_run(path, str(path), ())
+    if are_under_load([runs]):
+        for path in runs:
+            read_run(path)
+        return
     found = [_analyzed(path, traces=False) for path in runs]
     check_distinct(found)
     check_one_side(f"the baseline {name!r}", found)
@@ -204,9 +212,8 @@ def _no_run(path: Path, word: str, named: Iterable[str]) -> ConfigError:
     if path.is_dir():
         inside = [child for child in sorted(path.iterdir()) if is_run(child)]
         if inside:
-            return ConfigError(
-                f"{path} is not a run but contains {len(inside)}.", f"Name one of them, or all as repeats: '{path}/*'."
-            )
+            fact = f"{path} is not a run, but contains {len(inside)} run{'' if len(inside) == 1 else 's'}."
+            return ConfigError(fact, f"Name one of them, or all as repeats: '{path}/*'.")
         return ConfigError(f"{path} is not a run: it has no run.json.", "Give the folder that `llm-perf run` printed.")
     known = ", ".join(sorted(named)) or "none"
     return ConfigError(

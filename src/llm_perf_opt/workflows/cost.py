@@ -88,9 +88,7 @@ def estimate_cost(request: CostRequest) -> CostResult:
     _check_effect(request, architecture)
     single = len(batches) == len(prompts) == len(contexts) == len(formats) == 1
     if not single and request.hardware is None:
-        raise ConfigError(
-            "Several sizes or dtypes need hardware to compute roofline times for.", "Add --hardware, as in --hardware h100_sxm."
-        )
+        raise ConfigError("Lists of sizes or dtypes work only with --hardware.", "Add it, as in --hardware h100_sxm.")
     if len(prompts) > 1:
         raise ConfigError("--prompt takes one length.", "Give --batch, --context and --dtype as lists.")
     cost, decoder_of = None, None if architecture.vision_params else architecture.part_of
@@ -194,13 +192,13 @@ def _row_json(row: WhatIf) -> dict[str, Any]:
         "weight_bytes": row.weight_bytes,
         "kv_cache_bytes": row.kv_cache_bytes,
         "fits": _plain(row.fits),
-        "prefill": _floor_json(row.prefill),
-        "decode": _floor_json(row.decode),
+        "prefill": _roofline_json(row.prefill),
+        "decode": _roofline_json(row.decode),
         "decode_tokens_per_s": _plain(row.decode_tokens_per_s),
     }
 
 
-def _floor_json(value: Maybe[RooflineTime]) -> Any:
+def _roofline_json(value: Maybe[RooflineTime]) -> Any:
     if isinstance(value, Missing):
         return _plain(value)
     return {

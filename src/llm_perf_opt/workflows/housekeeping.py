@@ -108,7 +108,8 @@ def carry_out(folder: Path, steps: Sequence[Step], report: Callable[[Step], None
             done.append(Step(step.action, step.kind, step.path, step.created, step.why, step.bytes, freed))
             report(done[-1])
     except KeyboardInterrupt as error:
-        raise interrupted(error, f"{len(done)} runs are done; the others are as they were. The same command continues.") from None
+        count = f"{len(done)} run{' was' if len(done) == 1 else 's were'} processed"
+        raise interrupted(error, f"{count}; the others are unchanged. Rerun the command to continue.") from None
     return Done(tuple(done), tuple(failed))
 
 
@@ -172,7 +173,7 @@ def _why_kept(folder: Path, row: Listed, baselines: dict[Path, list[str]], sweep
     if is_sweep(path.parent):
         return f"a point of the sweep {path.parent}: sweeps are removed as a whole, with --sweeps"
     if real == folder.resolve():
-        return "it is the folder that was given: give the folder that contains it"
+        return f"it is {folder} itself; pass its parent folder"
     if row.kind == "sweep" and not sweeps:
         return "a sweep: --sweeps also removes sweeps, each with all of its runs"
     return next((why for run in (path, *_points(path)) if (why := _why_untouched(run))), "") or _why_not_alone(path)
@@ -209,7 +210,7 @@ def _why_untouched(path: Path) -> str:
     age = max(timedelta(), datetime.now(timezone.utc) - _last_change(path))  # a clock may be ahead of this one
     if age > _STILL_CHANGING:
         return ""
-    return f"it is not known to have ended and changed {age.seconds // 60} minutes ago: it may be running on another machine"
+    return f"it changed {age.seconds // 60} minutes ago and may still be running on another machine"
 
 
 def _is_newer(file: Path) -> bool:

@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.evidence import counted_in_stage
 from llm_perf_opt.analysis.kernels.selection import Selection
 from llm_perf_opt.analysis.overhead import without_profiler_events
+from llm_perf_opt.analysis.serving.points import MeasuredLoad
 from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config.passes import trace_files
@@ -20,11 +21,13 @@ from llm_perf_opt.core.host_records import ProgramProfile
 from llm_perf_opt.core.machine_records import CounterReport, FoundCeilings, Telemetry, read_ceilings
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_mapping, read_record, read_values
+from llm_perf_opt.core.serving_records import LoadPoint, ServerFacts
 from llm_perf_opt.core.user_files import COMPRESSED, read_text, read_unpacked
 from llm_perf_opt.profiling.timelines import RecordedTrace, Timeline, read_recorded, timelines_of
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.pass_records import read_telemetry, read_timings, read_torch_pass
 from llm_perf_opt.traces.trace_cache import CachedTrace, cached_trace
+from llm_perf_opt.workflows.load_reader import read_measured, read_points
 
 R = TypeVar("R")
 
@@ -167,6 +170,23 @@ class RunReader:
         """The trials of findings."""
         return self._read(self.folder.verify_file, _read_verification)
 
+    # --- a server under load -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def server(self) -> Maybe[ServerFacts]:
+        """The server that loads were put on."""
+        return self._read(self.folder.server_file, _read_server)
+
+    @cached_property
+    def load_points(self) -> list[tuple[Path, LoadPoint]]:
+        """The loads with their folders; ParseError if a point.json is damaged."""
+        return read_points(self.folder)
+
+    @cached_property
+    def loads(self) -> list[MeasuredLoad]:
+        """The loads with what their files hold; ParseError if a point.json is damaged."""
+        return [read_measured(folder, point) for folder, point in self.load_points]
+
     # --- counters ---------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -274,6 +294,10 @@ def _read_env(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ParseError(f"{path} is invalid: {error}.") from error
     return found
+
+
+def _read_server(path: Path) -> ServerFacts:
+    return read_record(path, ServerFacts)
 
 
 def _read_program_profile(path: Path) -> ProgramProfile:

@@ -56,9 +56,9 @@ def require_same_hardware(folder: SweepFolder, sweep: Sweep, device_index: int) 
         )
         if difference:
             raise ConfigError(
-                f"The sweep was measured on other hardware: here {difference} (point {number}). "
-                "Points of different machines cannot be ranked together.",
-                f"Resume {folder.path} on that hardware, or start a new sweep here.",
+                f"This machine differs from the one that ran point {number} of the sweep: {difference}. "
+                "Points from different machines cannot be ranked together.",
+                f"Resume {folder.path} on that machine, or start a new sweep on this one.",
             )
 
 
@@ -227,7 +227,7 @@ def sweep_error(found: SweepReport) -> LlmPerfError | None:
         return None
     kinds = Counter(row.status for row in faulty)
     return CaptureError(
-        f"{len(faulty)} of {len(found.rows)} points of the sweep are not complete or not ranked: "
+        f"{len(faulty)} of {len(found.rows)} points of the sweep are incomplete or not ranked: "
         f"{', '.join(f'{status} ({count})' for status, count in kinds.items())}.",
         "See their rows in the report for the reasons.",
     )

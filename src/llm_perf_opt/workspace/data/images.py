@@ -124,7 +124,9 @@ def _annotations_file(folder: Path, wanted: str | None) -> Path | None:
         path = Path(wanted) if Path(wanted).is_file() else folder / wanted
         check_ordinary(path)
         if not path.is_file():
-            raise ConfigError(f"dataset.annotations={wanted}: no such file, here or in {folder}.", "Give a .json file.")
+            raise ConfigError(
+                f"dataset.annotations={wanted}: no such file in the current directory or in {folder}.", "Give a .json file."
+            )
         return path
     found = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
     if len(found) > 1:

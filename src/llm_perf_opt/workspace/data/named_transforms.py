@@ -90,9 +90,9 @@ def completed(request: Preparation, splits: Sequence[str], folders: Sequence[str
             f"Formats that are written: {', '.join(TARGETS)}, and token ids (tokenized-NAME).",
         )
     raise ConfigError(
-        f"The name {name!r} does not say how to make the variant, and no transform is given.",
+        f"The name {name!r} selects no transform, and no transform is given.",
         "Give one of: --num-samples N (a subset), --tokenizer bytes|DIR (token ids), --to FORMAT (another format), --clean, "
-        f"--split NAME (all records of a split). Or use a name that says it: {PATTERNS}.",
+        f"--split NAME (all records of a split). Or use a name that selects one: {PATTERNS}.",
     )
 
 
@@ -101,7 +101,7 @@ def _split(request: Preparation, match: "re.Match[str]", folders: Sequence[str])
     within = match["within"]
     if within is not None and folders and within not in folders:
         raise ConfigError(
-            f"The name {request.variant!r} asks for the folder {within!r}, which the data do not have.{nearest(within, folders)}",
+            f"The name {request.variant!r} names the folder {within!r}, which the data does not have.{nearest(within, folders)}",
             f"Folders with data files: {', '.join(folders)}. For the split of all of them, add --split {split}.",
         )
     return replace(request, split=split, within=within if folders else None)

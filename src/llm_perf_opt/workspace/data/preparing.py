@@ -148,7 +148,7 @@ def _verified_parent(
     found = content_sha256(inventory(files, phases(f"verifying {request.parent}", total_bytes(files))))
     if metadata.content_sha256 not in (None, found):
         raise ResourceError(
-            f"{folder.path / request.parent} has changed since its metadata were written.",
+            f"{folder.path / request.parent} has changed since its metadata was written.",
             f"`llm-perf dataset check {folder.name}` lists what changed. Restore the data, or add it under another name.",
         )
     records = only_split(_inside(every, request.within), request.split)

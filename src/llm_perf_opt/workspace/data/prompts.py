@@ -174,7 +174,7 @@ def repeated_prompt(dataset: DatasetConfig, batch_size: int, longest: int, vocab
     text = dataset.prompt or ""
     ids = tokenize(text) if tokenize else [byte % vocabulary for byte in text.encode(errors="replace")]
     if not ids:
-        raise ConfigError("dataset.prompt is empty.", "Give a text, or leave it out for random ids.")
+        raise ConfigError("dataset.prompt is empty.", "Give a prompt, or leave it out for random ids.")
     tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, without a tokenizer"
     use = TextUse(1, int(len(ids) > longest), len(ids), longest, 0)
     return Prompts((tuple(ids[:longest]),) * batch_size, f"dataset.prompt, {tokenizer}", texts=use)

@@ -1,4 +1,4 @@
-"""The metadata of any dataset or variant. Facts that an author's own metadata do not state are found in the data, and marked."""
+"""The metadata of any dataset or variant. Facts that the author's metadata does not state are found in the data, and marked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ class _Stated:
 
 
 def by_author(metadata: DatasetMetadata | VariantMetadata) -> bool:
-    """Return whether the metadata were not written by this program, but by hand or by a script of the user."""
+    """Return whether the metadata was not written by this program, but by hand or by a script of the user."""
     return bool(metadata.filled)
 
 

@@ -193,7 +193,7 @@ def _update_one(places: Places, entry: External, before: External | None = None)
         return _make(places, entry, "make", before=found)
     moved = found.state == "ok" and before is not None and before.commit != entry.commit
     if found.state == "other commit" and _edited_too(places, entry, found):
-        raise _in_the_way(places, entry, Standing("edited", "and at another commit than its pin"))
+        raise _in_the_way(places, entry, Standing("edited", "and not at its pinned commit"))
     if moved or found.state == "other commit" or (found.state == "edited" and _only_paths_differ(places, entry, found)):
         return _make(places, entry, "move", before=found)
     if found.state == "dangling" or (found.state == "foreign" and places.folder(entry).is_symlink() and entry.way == "symlink"):
