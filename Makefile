@@ -6,11 +6,14 @@ INSTALLED := $(VENV)/.installed
 OVERRIDES ?=
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
+AIPERF_VENV ?= .venv-aiperf
+AIPERF_INSTALLED := $(AIPERF_VENV)/.installed
+ENGINES := onnxruntime-genai openvino-genai
 
 # The tests start hundreds of processes: without compiled files each would compile the package again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadfile
 
-.PHONY: profile test test-all test-long explore check format bench vllm-venv clean
+.PHONY: profile test test-all test-long explore check format bench vllm-venv aiperf-venv engine-venvs clean
 
 profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machine has
 	$(BIN)/llm-perf run $(OVERRIDES)
@@ -54,5 +57,23 @@ $(VLLM_INSTALLED): pyproject.toml constraints.txt
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec
 	@touch $@
 
+aiperf-venv: $(AIPERF_INSTALLED)  ## the load generator AIPerf in an environment of its own (1.2 GB on disk); `llm-perf serve` and the tests use it
+
+$(AIPERF_INSTALLED):
+	@test -x $(AIPERF_VENV)/bin/python || $(PYTHON) -m venv $(AIPERF_VENV)
+	$(AIPERF_VENV)/bin/python -m pip install --quiet --disable-pip-version-check aiperf==0.13.0
+	@touch $@
+
+engine-venvs: $(ENGINES:%=.venv-%/.installed)  ## the engines that need no torch of their own, one environment each; the tests use them
+
+# Such an environment holds the engine and its converter, and sees the packages of .venv. A converter may ask for torchvision,
+# whose build does not load beside a torch for the CPU and is not needed.
+.venv-%/.installed: $(INSTALLED)
+	@test -x .venv-$*/bin/python || $(BIN)/python -m venv .venv-$*
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	.venv-$*/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(AIPERF_VENV) $(ENGINES:%=.venv-%) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,7 +6,7 @@ import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ if not _WORKER:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-LONG_FIXTURES = {"real_nsys", "real_ncu", "chromium", "vllm_python"}
+LONG_FIXTURES = {"real_nsys", "real_ncu", "chromium", "vllm_python", "aiperf_python", "engine_python"}
 """Tests that use one of these run a real tool for seconds: `make test` leaves them to `make test-all`."""
 
 
@@ -56,7 +56,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-_LONGEST = ("test_vllm_engine.py", "test_fuzz.py", "test_nsys_fuzz.py", "test_app.py", "test_nsight_run.py", "test_lines.py")
+_LONGEST = (
+    "test_vllm_engine.py",
+    "test_engine.py",
+    "test_fuzz.py",
+    "test_nsys_fuzz.py",
+    "test_app.py",
+    "test_nsight_run.py",
+    "test_lines.py",
+)
 """These files are started first, so that no worker still has a long one when the others have finished."""
 
 
@@ -125,3 +133,33 @@ def vllm_python() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return found
+
+
+@pytest.fixture(scope="session")
+def aiperf_python() -> Path:
+    """An interpreter that has the real AIPerf: `make aiperf-venv` makes one."""
+    named = os.environ.get("LLM_PERF_AIPERF_PYTHON")
+    found = Path(named) if named else Path(__file__).parent.parent / ".venv-aiperf" / "bin" / "python"
+    if not found.exists():
+        message = f"there is no AIPerf: {found} does not exist (make aiperf-venv)"
+        if os.environ.get("LLM_PERF_REQUIRE_AIPERF"):  # set where it was installed on purpose
+            pytest.fail(message)
+        pytest.skip(message)
+    return found
+
+
+@pytest.fixture(scope="session")
+def engine_python() -> Callable[[str], Path]:
+    """Returns an interpreter that has the named engine and this package: `make engine-venvs` makes them."""
+
+    def find(name: str) -> Path:
+        named = os.environ.get(f"LLM_PERF_{name.upper()}_PYTHON")
+        found = Path(named) if named else Path(__file__).parent.parent / f".venv-{name.replace('_', '-')}" / "bin" / "python"
+        if not found.exists():
+            message = f"there is no {name}: {found} does not exist (make engine-venvs)"
+            if os.environ.get("LLM_PERF_REQUIRE_ENGINES"):  # set where they were installed on purpose
+                pytest.fail(message)
+            pytest.skip(message)
+        return found
+
+    return find

@@ -33,12 +33,16 @@ FLOORS = {
 }
 """A room may import rooms of lower floors only."""
 MOST_ARROWS = 50
-EVENT_MODEL = {"events", "health", "nesting", "projection", "silent_stages"}
+EVENT_MODEL = {"events", "graph_capture", "health", "nesting", "projection", "silent_stages"}
 """What analysis knows of traces: the event model, and no parser."""
 # The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".
-ANALYSIS_FLOORS = [{"comparison"}, {""}, {"regions"}, {"trace"}, {"kernels"}, {"limits"}, {"cost_model"}]
+ANALYSIS_FLOORS = [{"comparison"}, {""}, {"regions", "serving"}, {"trace"}, {"kernels"}, {"limits"}, {"cost_model"}]
 ANALYSIS_GROUND = {"separable", "stats"}
-HEAVY = {"torch", "transformers", "vllm", "tensorrt_llm", "pynvml", "nvtx", "accelerate", "safetensors"}
+HEAVY = {
+    "torch", "transformers", "vllm", "tensorrt_llm", "onnxruntime_genai", "openvino_genai", "xllamacpp", "pynvml", "nvtx",
+    "accelerate", "safetensors",
+}  # fmt: skip
+NAMES_ENGINES = {"analysis.kernels.classes", "traces.serving.bench_serve", "traces.serving.load_file", "cli.import_load"}
 START_PROCESSES = {"profiling.vendor.launch", "core.processes"}
 LONGEST_MODULE = 400
 LONGEST_FUNCTION = 80
@@ -133,9 +137,13 @@ def test_heavy_libraries_stay_in_the_runners() -> None:
 
 
 def test_engines_are_named_in_the_runners_alone() -> None:
-    """The table of kernel classes aside, which says whose kernels it has seen."""
-    outside = [module for module in MODULES if room_of(module) != "runners" and module != "analysis.kernels.classes"]
-    named = {module for module in outside if re.search("vllm|tensorrt", MODULES[module].read_text(), re.IGNORECASE)}
+    """The table of kernel classes aside, which says whose kernels it has seen, and the formats of load generators."""
+    outside = [module for module in MODULES if room_of(module) != "runners" and module not in NAMES_ENGINES]
+    named = {
+        module
+        for module in outside
+        if re.search("vllm|tensorrt|onnxruntime|openvino|llamacpp", MODULES[module].read_text(), re.IGNORECASE)
+    }
     assert named == set()
 
 

@@ -65,10 +65,10 @@ def test_texts_that_were_cut_or_left_out_are_counted() -> None:
 
 
 def test_files_and_settings_of_a_project_are_named() -> None:
-    project = {"files": {"model": "conf/model/a.yaml"}, "notes": ["x is y here."], "contradictions": []}
+    project = {"files": {"model": "conf/model/a.yaml"}, "notes": ["x was translated to y."], "contradictions": []}
     found = said({**RANDOM, "project": project})
     assert "model from conf/model/a.yaml" in found[InputKind.OWN_FILES]
-    assert found[InputKind.OWN_SETTINGS] == "x is y here."
+    assert found[InputKind.OWN_SETTINGS] == "x was translated to y."
     assert set(said({**RANDOM, "project": {"files": 3, "notes": "x"}})) == {InputKind.RANDOM_WEIGHTS}
 
 

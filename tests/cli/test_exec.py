@@ -318,7 +318,7 @@ def test_a_terminal_shows_colors_and_no_escapes(tmp_path: Path) -> None:
         (["--ncu-args", "'"], "--ncu-args"),
         (["--sample", "all"], "--sample"),
         (["--capture", "nvtx"], "--range"),
-        (["--capture", "cudaProfilerApi", "--range", "a@b"], "exclude each other"),
+        (["--capture", "cudaProfilerApi", "--range", "a@b"], "--range and --capture"),
         (["--kernel-regex", "("], "--kernel-regex"),
         (["--torch-preset", "most"], "--torch-preset"),
         (["--passes", "program,torch"], "Python programs only"),

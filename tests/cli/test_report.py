@@ -60,7 +60,8 @@ def report_lacking(*words: str) -> str:
     done = CliRunner().invoke(app, ["report", *words])
     assert isinstance(done.exception, CaptureError), done.output
     assert done.exception.exit_code == 4
-    assert "2 of 3 points of the sweep are not complete or not ranked: failed (1), damaged (1)." in done.exception.fact
+    assert done.exception.fact.startswith("2 of 3 points")
+    assert done.exception.fact.endswith(": failed (1), damaged (1).")
     return done.stdout
 
 
@@ -235,7 +236,8 @@ def test_a_point_that_cannot_be_ends_the_report_of_its_sweep_as_of_itself(tmp_pa
     write_record(run.clean_file, replace(timings, iterations=fast))
     done = CliRunner().invoke(app, ["report", str(folder.path)])
     assert isinstance(done.exception, CaptureError)
-    assert "1 of 2 points of the sweep are not complete or not ranked: impossible (1)" in done.exception.fact
+    assert done.exception.fact.startswith("1 of 2 points")
+    assert "impossible (1)" in done.exception.fact
     assert "1 of 2 points are complete" in done.stdout
     assert "batch_size 2: impossible: " in done.stdout
     assert "The shortest TPOT is 20.00 ms, at batch_size 1." in folder.report_file.read_text()

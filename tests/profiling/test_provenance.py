@@ -27,7 +27,7 @@ def test_facts_are_there_or_say_why() -> None:
     assert isinstance(found["compiler"], str) or set(found["compiler"]) == {"path", "version"}
 
 
-@pytest.mark.parametrize("problem", ["there is no g++ on the PATH", "the headers of Python are not in include"])
+@pytest.mark.parametrize("problem", ["there is no g++ on the PATH", "the Python headers are not in include"])
 def test_a_compiler_that_cannot_be_used_has_a_reason_and_a_remedy(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "find_compiler", lambda: Compiler("g++", "g++ 14"))
     monkeypatch.setattr(provenance, "compiler_problem", lambda: "")

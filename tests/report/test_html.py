@@ -132,7 +132,7 @@ def test_a_sweep_shows_how_well_its_figures_are_known() -> None:
     assert (columns["warnings"], columns["repeats"]) == ("2", "6")
     assert dict(zip(points[0], points[1], strict=True))["TPOT"] == "20.00 ms (14.00 – 26.00 ms)"
     page = visible(sweep_page(report))
-    assert "The shortest TPOT over batch sizes 1, 2, 4, 8 belongs to one of 4 points that are not distinguishable" in page
+    assert "The shortest TPOT over batch sizes 1, 2, 4, 8 is shared by 4 points" in page
     assert "batch_size 8 (18.00 ms), batch_size 1 (20.00 ms)" in page
     assert "20.00 ms (14.00 – 26.00 ms)" in page
     chart = tradeoff_chart(rows, pareto_front(rows))

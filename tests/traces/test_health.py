@@ -67,9 +67,9 @@ def test_launches_recorded_into_a_graph_need_no_kernel_but_those_after_it_do() -
     for at in range(510, 560, 10):
         made.call(at, at + 1, "cudaLaunchKernel_v7000", correlation=at)
     made.call(570, 571, "cudaStreamEndCapture_v10000", correlation=570)
-    assert ids(made.trace()) == {}
+    assert ids(made.trace()) == {"graph_capture": False}
     made.call(580, 581, "cudaLaunchKernel_v7000", correlation=580)
-    assert ids(made.trace()) == {"launches_without_kernels": True}
+    assert ids(made.trace()) == {"launches_without_kernels": True, "graph_capture": False}
 
 
 def test_graph_launches_are_counted_apart_and_host_functions_not_at_all() -> None:
@@ -220,7 +220,7 @@ def test_launches_of_a_recorded_graph_alone_are_no_lost_kernels() -> None:
     made.call(0, 5, "cudaStreamBeginCapture", correlation=1)
     made.call(10, 15, "cudaLaunchKernel", correlation=2)
     made.call(20, 25, "cudaStreamEndCapture", correlation=3)
-    assert ids(made.trace()) == {}
+    assert ids(made.trace()) == {"graph_capture": False}
 
 
 def test_a_trace_of_one_rank_of_several_says_so() -> None:

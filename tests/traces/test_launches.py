@@ -2,7 +2,8 @@
 
 import pytest
 
-from llm_perf_opt.traces.projection import graph_launches, is_kernel_launch, kernel_launches, while_capturing
+from llm_perf_opt.traces.graph_capture import while_capturing
+from llm_perf_opt.traces.projection import graph_launches, is_kernel_launch, kernel_launches
 from trace_builders import Builder
 
 

@@ -419,7 +419,7 @@ def test_the_verb_shows_first_and_does_it_when_told(runs: Path) -> None:
     assert (told["dry_run"], [step["action"] for step in told["steps"]]) == (True, ["remove", "remove"])
     carried = llm_perf("runs", runs, "--keep", "2", "--yes")
     assert carried.returncode == 0, carried.stderr
-    assert "2 done" in carried.stdout
+    assert "2 processed" in carried.stdout
     assert len(find_runs(runs)[0]) == 2
     told = json.loads(llm_perf("runs", runs, "--older-than", "1d", "--yes", "--json").stdout)
     assert (told["dry_run"], len(told["steps"]), told["failed"]) == (False, 2, [])

@@ -186,7 +186,7 @@ def test_a_sweep_goes_on_where_it_was_begun_or_not_at_all(
         assert run_sweep(folder, measured) is None
         return
     ran: list[Composed] = []
-    with pytest.raises(ConfigError, match="The sweep was measured on other hardware") as caught:
+    with pytest.raises(ConfigError, match="point 0 of the sweep") as caught:
         run_sweep(folder, lambda composed, _: (ran.append(composed), measured(composed, _))[1])  # type: ignore[func-returns-value]
     assert words in caught.value.fact
     assert ran == []

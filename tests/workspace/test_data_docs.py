@@ -68,7 +68,7 @@ def test_the_page_of_models(tmp_path: Path) -> None:
     (row,) = json.loads(llm_perf("runs", "--json", cwd=tmp_path).stdout)
     assert (row["model"], row["weights"]) == ("qwen2_5_7b", "real")
     done = llm_perf("model", "link", "gpt2", tmp_path / "data" / "weights" / "qwen2_5_7b", cwd=tmp_path)
-    assert "warning: not the packaged gpt2: model_type is qwen2, not gpt2" in done.stdout
+    assert "packaged model gpt2: model_type is qwen2, not gpt2" in done.stdout
     assert "llm-perf run model=gpt2" in done.stdout
 
 
