@@ -1,6 +1,7 @@
 """An OpenAI-compatible server that computes nothing and fails on request. It listens on 127.0.0.1.
 
-    python fault_server.py --port N [--fault die|429|500|hang] [--after N] [--token-ms MS] [--workers N] [--traces DIR]
+    python fault_server.py --port N [--fault die|429|500|504|hang|no-profiler] [--after N] [--token-ms MS] [--workers N]
+                           [--traces DIR]
 
 The fault begins after `--after` streamed requests. `--workers` limits the requests that run at a time: others wait.
 """
@@ -36,7 +37,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            self.whole(json.dumps({"data": [{"id": "pretend", "owned_by": "nobody", "root": self.server.options.root}]}))
+            about = {"id": "pretend", "owned_by": "nobody", "root": self.server.options.root, "max_model_len": 4096}
+            self.whole(json.dumps({"data": [about]}))
         elif self.path == "/metrics":
             counts = self.server.running, self.server.waiting, self.server.served
             self.whole("fault:requests_running {}\nfault:requests_waiting {}\nfault:request_success_total {}\n".format(*counts))
@@ -47,10 +49,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.path == "/stop_profile":
+        if self.path == "/stop_profile" and self.server.options.fault != "no-profiler":
             (Path(self.server.options.traces) / "rank0.trace.json").write_text('{"traceEvents": []}')
         if self.path in ("/start_profile", "/stop_profile"):
-            self.whole("")
+            self.whole("", 404 if self.server.options.fault == "no-profiler" else 200)
             return
         asked = json.loads(body)
         if not asked.get("stream"):
@@ -64,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def stream(self, asked: dict[str, Any], fault: str) -> None:
         options = self.server.options
-        if fault in ("429", "500"):
+        if fault in ("429", "500", "504"):
             self.whole(json.dumps({"error": {"message": "as told"}}), int(fault))
             return
         self.server.waiting += 1
@@ -77,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             for number in range(asked["max_tokens"]):
                 time.sleep(options.token_ms / 1000)
-                if fault and number == 1:
+                if fault in ("die", "hang") and number == 1:
                     if fault == "die":
                         print("fault: out of luck", flush=True)
                         os._exit(7)

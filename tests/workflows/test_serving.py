@@ -10,7 +10,7 @@ import pytest
 from command import clean_end, llm_perf
 from docs_commands import commands
 from llm_perf_opt.analysis.serving.knee import Knee
-from llm_perf_opt.core.errors import ConfigError, LlmPerfError
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.core.missing import Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.core.serving_records import LoadPoint, ServerFacts
@@ -21,7 +21,7 @@ from llm_perf_opt.report.terminal import render_text
 from llm_perf_opt.workflows.import_load import ImportRequest, import_loads, safe_name
 from llm_perf_opt.workflows.run_listing import list_runs
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.serving import analyze_serving
+from llm_perf_opt.workflows.serving import analyze_serving, report_serving
 from serving_loads import write_serving_run
 
 FILES = Path(__file__).parents[1] / "fixtures" / "serving"
@@ -55,7 +55,7 @@ def test_each_generator_can_be_imported(tmp_path: Path, name: str) -> None:
 
 
 def test_several_files_are_several_loads(tmp_path: Path) -> None:
-    folders = [write_serving_run(tmp_path / f"r{rate}", [rate], count=60) for rate in (8.0, 40.0)]
+    folders = [write_serving_run(tmp_path / f"r{rate}", [rate], count=240) for rate in (8.0, 40.0)]
     files = tuple(folder.raw("load_00") / "profile_export.jsonl" for folder in folders)
     summary = folders[0].raw("load_00") / "profile_export_aiperf.json"
     folder = import_loads(ImportRequest((*files, summary), tmp_path / "run"), ["llm-perf", "import"])
@@ -84,6 +84,16 @@ def test_a_failed_import_makes_no_folder(tmp_path: Path) -> None:
         assert done.returncode in (2, 5)
         assert clean_end(done)
         assert not (tmp_path / "run").exists()
+
+
+def test_an_import_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("llm_perf_opt.workflows.import_load.shutil.copyfile", full)
+    with pytest.raises(LlmPerfError, match="No space left"):
+        import_loads(ImportRequest((FILES / ALL[0],), tmp_path / "run"), [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_different_models_are_not_one_run(tmp_path: Path) -> None:
@@ -175,6 +185,16 @@ def test_the_verbs_of_a_run_under_load(run: RunFolder, tmp_path: Path) -> None:
     assert (row.workload, row.model, row.ttft_ns) == ("3 loads, 8 – 40 requests/s", "tiny", None)
 
 
+def test_tables_that_cannot_be_written_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ResourceError("DuckDB is not installed.", "pip install duckdb")
+
+    monkeypatch.setattr("llm_perf_opt.workflows.serving.write_rows", refuse)
+    found = report_serving(RunReader(write_serving_run(tmp_path / "run", [8.0], count=20)))
+    assert len(found.problems) == 1
+    assert "DuckDB is not installed" in (tmp_path / "run" / "report.md").read_text()
+
+
 def test_a_run_without_tables_says_how_to_write_them(tmp_path: Path) -> None:
     folder = write_serving_run(tmp_path / "run", [8.0], count=20)
     done = llm_perf("sql", folder.path, "select 1")
@@ -215,6 +235,8 @@ def test_damaged_files_of_a_run_are_reported(tmp_path: Path) -> None:
     done = llm_perf("report", folder.path)
     assert done.returncode == 0, done.stderr
     assert clean_end(done)
+    page = folder.report_file.read_text()
+    assert page.count("**Problem at 8 requests/s, profiled:** the server's") == 3
     (folder.raw("load_00") / "point.json").write_text("{")
     done = llm_perf("report", folder.path)
     assert done.returncode == 5

@@ -7,7 +7,7 @@ import typer
 
 from llm_perf_opt.cli.completing import complete_override
 from llm_perf_opt.cli.outcome import print_serving
-from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, raise_if
+from llm_perf_opt.cli.shared import SLO_HELP, Debug, Json, Quiet, command_line, note_debug, raise_if
 from llm_perf_opt.cli.signals import graceful_exit
 
 if TYPE_CHECKING:
@@ -26,10 +26,8 @@ _OVERRIDES = typer.Argument(
     autocompletion=complete_override,
 )
 _RATES = "Requests per second, separated by commas. Without it and --concurrency, rates are found by bisection to the knee."
-_SLO = (
-    "Limits of a good request: ttft=200ms,tpot=20ms (also e2e). They define the knee: the highest rate at which 90 % of "
-    "the requests are good. Without them: at which as many requests are completed as sent, within 5 %."
-)
+_KNEE = "They also define the knee: the highest rate at which 90 % of the requests are good and none pile up."
+_LEAST_S = "Put each load on the server for at least this many seconds, with more requests if needed; 0: --requests is enough."
 _GENERATOR = "The load generator: aiperf, or one that comes with an engine."
 _PROFILE = "The load of the short profiled point at the end; by default the knee."
 
@@ -44,11 +42,11 @@ def serve(
     generator_python: Annotated[Path | None, _option("The interpreter of the environment that has the generator.")] = None,
     rates: Annotated[str | None, _option(_RATES)] = None,
     concurrency: Annotated[str | None, _option("Requests at a time instead of rates, separated by commas.")] = None,
-    slo: Annotated[str, _option(_SLO)] = "",
+    slo: Annotated[str, _option(f"{SLO_HELP} {_KNEE}", metavar="LIMITS")] = "",
     requests: Annotated[int, _option("Requests per load, at least.", min=2)] = 100,
-    least_s: Annotated[float, _option("Send at each rate for at least this many seconds.", min=0)] = 10.0,
+    least_s: Annotated[float, _option(_LEAST_S, min=0)] = 10.0,
     warmup: Annotated[int, _option("Requests before each load that are not recorded.", min=1)] = 5,
-    points: Annotated[int, _option("The most loads of a bisection.", min=2, max=50)] = 8,
+    points: Annotated[int, _option("The most rates of a bisection.", min=2, max=50)] = 8,
     profile: Annotated[float | None, _option(_PROFILE, min=0.001)] = None,
     no_profile: Annotated[bool, _option("Do not profile.", "--no-profile")] = False,
     profile_s: Annotated[float, _option("About how many seconds of load to profile.", min=0.1)] = 5.0,

@@ -12,6 +12,18 @@ _NOT_RECORDED = Missing("not recorded")
 _NOT_REPORTED = Missing("the server does not report it")
 _NO_METRICS = Missing("the server has no metrics")
 
+SERVER = "server"
+"""The server's name in `raw/` and run.json."""
+LOAD_PREFIX = "load_"
+POINT_FILE, METRICS_FILE, SPANS_FILE = "point.json", "metrics.jsonl", "spans.jsonl"
+"""The files of a load that llm-perf writes; the others are the generator's."""
+
+
+def load_name(number: int) -> str:
+    """Return the name of a load in `raw/` and run.json."""
+    return f"{LOAD_PREFIX}{number:02}"
+
+
 LoadKind = Literal["rate", "concurrency"]
 Arrival = Literal["poisson", "constant", "burst", "closed"]
 """When requests are sent: at random or even gaps, all at once, or each when another one ends."""
@@ -41,6 +53,13 @@ class ServedRequest:
     """Arrival of the last token, if `token_ns` does not have every chunk."""
     client_tokens: Maybe[int] = _NOT_RECORDED
     """Output tokens as the generator's own tokenizer counted them."""
+    cut: bool = False
+    """Whether the generator stopped it because the measurement ended: neither a success nor a failure. `error` says so."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed."""
+        return bool(self.error) and not self.cut
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,8 @@ class LoadRecords:
     """What the times count from."""
     model: Maybe[str] = _NOT_RECORDED
     url: Maybe[str] = _NOT_RECORDED
+    duration_s: Maybe[float] = _NOT_RECORDED
+    """How long the measurement took by the generator's own account: what it divides by."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +138,8 @@ class LoadPoint:
     new_tokens: Maybe[int] = _NOT_RECORDED
     seed: Maybe[int] = _NOT_RECORDED
     """Of prompts and arrivals."""
+    problems: tuple[str, ...] = ()
+    """What went wrong next to the load: spans or metrics that could not be read."""
 
 
 @dataclass(frozen=True)

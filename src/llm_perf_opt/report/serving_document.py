@@ -4,7 +4,8 @@ import shlex
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.serving.breakdown import ModelSteps, RequestParts
-from llm_perf_opt.analysis.serving.knee import Knee, Verdict
+from llm_perf_opt.analysis.serving.knee import Knee
+from llm_perf_opt.analysis.serving.outcome import Verdict
 from llm_perf_opt.analysis.serving.points import PointAnalysis
 from llm_perf_opt.analysis.serving.requests import LATENCIES
 from llm_perf_opt.analysis.serving.serving_analysis import ServingAnalysis
@@ -63,7 +64,7 @@ from llm_perf_opt.report.text import duration, known, percent, significant, then
 _INTERVALS = (
     f"Percentiles: {PERCENTILE_METHOD}. Intervals: 95 %, by bootstrap over requests. Neighboring requests, as many as were "
     "in flight at a time, are drawn together, because they share steps of the server. A percentile is n/a if fewer "
-    "than five values are expected beyond it."
+    "than five requests are expected beyond it."
 )
 _PROFILED = (
     "A profiled load is slower than a normal one. It has no latencies of its own: it shows where time goes, in proportion."
@@ -134,13 +135,17 @@ def _headline(found: ServingAnalysis) -> Items:
 
 def _carried(knee: Knee) -> str:
     shown = known(then(knee.carried, lambda load: load_words(load, knee.kind)), "none of the loads")
+    if knee.status == "unclear":
+        shown = known(then(knee.carried, lambda load: load_words(load, knee.kind)), "n/a")
     return f"≥ {shown}" if knee.status == "above" else shown
 
 
 def _carried_detail(found: ServingAnalysis) -> str:
     def words_of(knee: Knee) -> str:
         beyond = known(then(knee.not_carried, lambda load: f"at {load_words(load, knee.kind)}, "), "")
-        return f"{beyond}{broken_words(knee.broken)}" if knee.status != "above" else "no knee was reached"
+        if not beyond:
+            return "no knee was reached" if knee.status == "above" else "larger loads cannot be judged"
+        return f"{beyond}{broken_words(knee.broken)}"
 
     return known(then(found.knee, words_of), missing_knee(found))
 
@@ -163,7 +168,7 @@ def _knee_blocks(found: ServingAnalysis) -> list[Block]:
         if reasons:
             beyond = known(then(knee.not_carried, lambda load: load_words(load, knee.kind)), "")
             why = [Paragraph(f"Why, at {beyond}", "heading"), bullets(reasons)]
-        elif knee.status != "above":
+        elif knee.broken:
             why = [Paragraph("Nothing that was recorded shows why. Sample the server's metrics to find out.")]
         definition = definition_words(knee.kind, not _is_missing_slo(found))
         return [Paragraph(knee_sentence(knee)), *why, table, Paragraph(definition)]
@@ -266,10 +271,12 @@ def _generator_blocks(found: ServingAnalysis) -> list[Block]:
 
 def _failure_blocks(found: ServingAnalysis) -> list[Block]:
     failed = sum(point.failed for point in found.points)
+    total, cut = sum(point.requests for point in found.points), sum(point.cut for point in found.points)
+    note = f"{cut:,} of {total:,} requests had not ended when the measurement ended: they are neither successes nor failures."
+    blocks: list[Block] = [Paragraph(note)] if cut else []
     if not failed:
-        total = sum(point.requests for point in found.points)
-        return [Paragraph(f"None of {total:,} requests failed.")]
-    return [errors_table(found.points)]
+        return [Paragraph(f"None of {total:,} requests failed."), *blocks]
+    return [errors_table(found.points), *blocks]
 
 
 def _setup(found: ServingAnalysis) -> list[Block]:
@@ -277,7 +284,13 @@ def _setup(found: ServingAnalysis) -> list[Block]:
     server = known(found.server, None)
     if server is not None:
         items.append(Item("Server:", f"{_engine(server) or 'unknown engine'} at {server.url or 'an unknown address'}."))
-        items += [Item("Note:", f"{note}.") for note in server.notes]
+        items += [Item("Note:", f"{note.rstrip('.')}.") for note in server.notes]
+    items += [Item("Problem:", f"{problem.rstrip('.')}.") for problem in found.problems]
+    items += [
+        Item(f"Problem at {point_words(point)}:", f"{problem.rstrip('.')}.")
+        for point in found.points
+        for problem in point.problems
+    ]
     items += [Item("Objective:", words(found.slo, lambda slo: f"{slo.words}."))]
     for point in found.points:
         if point.point.status != "complete" or point.unusable is not None:

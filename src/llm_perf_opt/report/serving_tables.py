@@ -34,14 +34,14 @@ def throughput_table(points: Sequence[PointAnalysis], slo: Maybe[Slo]) -> Table:
         good = point.goodput
         table.add(
             load_cell(point), count_cell(point.requests), _failed(point), cell(point.issued_rate, _rate),
-            cell(point.request_rate, _rate), cell(point.output_rate, significant), cell(point.kept_up, _ratio),
+            cell(point.request_rate, _rate), cell(point.output_rate, significant), then(point.kept_up, _ratio),
             then(good, _share),
             cell(then(good, lambda found: found.rate), _rate),
         )  # fmt: skip
     objective = known(then(slo, lambda found: f" Objective: {found.words}."), "")
     table.foot = (
-        "Completed/s: from the first start to the last end. Ended/s ÷ sent/s: from the first to the last end and start; below 1, "
-        f"requests pile up.{objective}"
+        "Completed/s: from the first start to the last end. Ended/s ÷ sent/s, with its 95 % interval: from how the end-to-end "
+        f"time changes while requests are sent; below 1, requests pile up, above 1, a backlog shrinks.{objective}"
     )
     return table
 
@@ -54,8 +54,9 @@ def _rate(value: float) -> str:
     return significant(value, 3)
 
 
-def _ratio(value: float) -> str:
-    return significant(value, 3)
+def _ratio(found: Estimate) -> Cell:
+    ends = then(found.low, lambda low: then(found.high, lambda high: f"({significant(low, 3)} – {significant(high, 3)})"))
+    return Cell(significant(found.value, 3), found.value, below=known(ends, ""))
 
 
 def _failed(point: PointAnalysis) -> Cell:

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 
 from llm_perf_opt.analysis.serving.generator import CheckId
-from llm_perf_opt.analysis.serving.knee import GAIN, GOOD_SHARE, KEEPS_UP, MOST_FAILED, Cause, CauseId, Criterion, Knee
-from llm_perf_opt.analysis.serving.points import STEADY_TIMES, PointAnalysis
+from llm_perf_opt.analysis.serving.knee import Cause, CauseId, Knee
+from llm_perf_opt.analysis.serving.outcome import GAIN, GOOD_SHARE, KEEPS_UP, MOST_FAILED, RESOLVED, Criterion
+from llm_perf_opt.analysis.serving.pace import STEADY_TIMES
+from llm_perf_opt.analysis.serving.points import PointAnalysis
 from llm_perf_opt.analysis.serving.serving_analysis import ServingAnalysis
 from llm_perf_opt.core.serving_records import LoadKind
 from llm_perf_opt.report.document import Item
@@ -26,18 +28,21 @@ def definition_words(kind: LoadKind, with_slo: bool) -> str:
     """Return when a load counts as carried."""
     if kind == "rate":
         first = (
-            f"requests end at {percent(KEEPS_UP, 0)} or more of the rate at which they are sent (otherwise they pile up in the "
-            "server; rates from the first to the last start, and from the first to the last end)"
+            f"requests end as fast as they are sent: the 95 % interval of the ratio lies above {percent(1 / RESOLVED, 0)}, and "
+            f"not below 100 % with the ratio below {percent(KEEPS_UP, 0)} (then they pile up in the server)"
         )
     else:
         first = (
-            f"the output throughput still grows with the requests at a time: by at least {GAIN:g} of their growth, both as "
-            "logarithms"
+            f"the output throughput while all requests run still grows with the requests at a time: by at least {GAIN:g} of "
+            "their growth, both as logarithms"
         )
     rules = [first, f"at most {percent(MOST_FAILED, 0)} of the requests fail"]
     if with_slo:
         rules.append(f"at least {percent(GOOD_SHARE, 0)} of the requests meet the objective")
-    return f"A load is carried if {'; '.join(rules)}. The knee is the largest load that is carried, as all smaller ones are."
+    return (
+        f"A load is carried if {'; '.join(rules)}. A load that ended early, was too short or has too few requests to decide is "
+        "n/a. The knee is the largest load that is carried, below every one that is not."
+    )
 
 
 _BROKEN = {
@@ -55,14 +60,26 @@ def broken_words(broken: tuple[Criterion, ...]) -> str:
 def knee_sentence(knee: Knee) -> str:
     """Return where the knee is."""
     kind = knee.kind
+    carried, beyond = (known(then(load, lambda value: load_words(value, kind)), "") for load in (knee.carried, knee.not_carried))
+    unclear = unclear_words(knee)
     if knee.status == "above":
-        most = words(knee.carried, lambda load: load_words(load, kind))
-        return f"The server carries every load, up to {most}: no knee was reached."
-    beyond = words(knee.not_carried, lambda load: load_words(load, kind))
+        every = "every load, up to" if not unclear else "the largest load,"
+        return f"The server carries {every} {carried}: no knee was reached.{unclear}"
     if knee.status == "below":
         return f"The server does not carry even the smallest load, {beyond}: {broken_words(knee.broken)}."
-    carried = words(knee.carried, lambda load: load_words(load, kind))
-    return f"The server carries {carried}. At {beyond}, {broken_words(knee.broken)}."
+    first = f"The server carries {carried}." if carried else ""
+    second = f"At {beyond}, {broken_words(knee.broken)}." if beyond else ""
+    return " ".join(part for part in (first, second) if part) + unclear
+
+
+def unclear_words(knee: Knee) -> str:
+    """Return which loads below the knee cannot be judged, with the reason of the first, as a further sentence."""
+    if not knee.unclear:
+        return ""
+    loads = ", ".join(f"{found.load:,.4g}" for found in knee.unclear[:-1])
+    last = load_words(knee.unclear[-1].load, knee.kind)
+    reason = str(knee.unclear[0].carried).removeprefix("n/a: ")
+    return f" Whether it carries {f'{loads} and ' if loads else ''}{last} cannot be told: {reason.rstrip('.')}."
 
 
 def cause_sentence(cause: Cause) -> str:
@@ -174,10 +191,11 @@ def why_items(found: ServingAnalysis) -> list[Item]:
 
 
 def at_knee(found: ServingAnalysis) -> PointAnalysis | None:
-    """Return the point at the knee; without one, the point with the largest load."""
+    """Return the point at the knee. If no load is carried, the smallest one; without a knee, the largest one."""
     load = known(then(found.knee, lambda knee: knee.carried), None)
     matching = [point for point in found.curve if point.point.asked == load]
-    return matching[0] if matching else found.curve[-1] if found.curve else None
+    place = 0 if known(then(found.knee, lambda knee: bool(knee.broken)), False) else -1
+    return matching[0] if matching else found.curve[place] if found.curve else None
 
 
 def summary_sentences(found: ServingAnalysis) -> list[str]:
@@ -195,6 +213,7 @@ def summary_sentences(found: ServingAnalysis) -> list[str]:
             f"The server handles up to {carried} {each}. At {known(knee.not_carried, 0.0):,.4g}, {broken_words(knee.broken)}."
         )
         sentences += [f"{_PLAIN[cause.id](cause.figures)}." for cause in knee.causes[:3]]
+        sentences += [unclear_words(knee).strip()]
     elif knee is not None:
         sentences.append(knee_sentence(knee))
     else:
@@ -210,7 +229,7 @@ def summary_sentences(found: ServingAnalysis) -> list[str]:
     good = known(best.goodput, None)
     if slo is not None and good is not None:
         sentences.append(f"{percent(good.share, 0)} of the requests meet the objective ({slo.words}).")
-    return sentences
+    return [sentence for sentence in sentences if sentence]
 
 
 def _plain_steps(seen: dict[str, float]) -> str:

@@ -51,9 +51,10 @@ def server_command(request: ServerRequest) -> ServerCommand:
         notes.append("OpenTelemetry is not installed next to vLLM: there are no spans.")
     if request.trace_dir is not None:
         arguments["profiler_config"] = _profiler(request.trace_dir)
-    if not arguments["enable_prefix_caching"]:
-        notes.append("Prefix caching is off, as in a run: the prompts of warm-up requests repeat.")
     given = {**arguments, **config.runtime.engine}
+    if not given["enable_prefix_caching"]:
+        why = "the prompts of warm-up requests repeat"
+        notes.append(f"Prefix caching is off: {why}. runtime.engine.enable_prefix_caching=true turns it on.")
     return ServerCommand(
         module=next(module for module in _MODULES if _has(module)),
         arguments=("--host", LOOPBACK, "--port", str(request.port), *command_line(given)),

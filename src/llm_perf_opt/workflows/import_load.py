@@ -17,16 +17,22 @@ from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.missing import Missing
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, disk_error, write_record, write_whole
-from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords, MetricsSample, ServerFacts
+from llm_perf_opt.core.serving_records import (
+    METRICS_FILE,
+    POINT_FILE,
+    LoadPoint,
+    LoadRecords,
+    MetricsSample,
+    ServerFacts,
+    load_name,
+)
 from llm_perf_opt.traces.serving.aiperf import summary_of
 from llm_perf_opt.traces.serving.json_files import head_of
 from llm_perf_opt.traces.serving.load_file import AIPERF_SUMMARY, read_load
 from llm_perf_opt.traces.serving.server_files import read_scrape
-from llm_perf_opt.workflows.load_reader import POINT_FILE
 
 EXPERIMENT = "import"
 IMPORTED = Missing("imported: the files do not say which machine the server ran on")
-_METRICS_FILE = "metrics.jsonl"
 _AROUND_NS = 5_000_000_000
 """Samples this long before and after a load are kept with it."""
 _LONGEST_NAME = 100
@@ -60,16 +66,20 @@ def import_loads(request: ImportRequest, command: Sequence[str]) -> RunFolder:
     facts = replace(_server(loads), slo_ns=limits)
     name = safe_name(facts.model)
     time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    points = [point_of(number, load.records, load.file.name, load.part, bool(load.samples)) for number, load in enumerate(loads)]
     folder = RunFolder.create(request.out or Path("runs") / EXPERIMENT / name / time)
-    try:
-        _fill(folder, loads, facts)
-    except OSError as error:
-        raise disk_error(error, folder.path) from error
     entries = tuple(
-        PassRecord(f"load_{number:02}", "complete", tool_version=_version(load.records)) for number, load in enumerate(loads)
+        PassRecord(load_name(number), "complete", tool_version=_version(load.records)) for number, load in enumerate(loads)
     )
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    folder.write_manifest(Manifest(SCHEMA, __version__, "complete", created, tuple(command), entries, kind="serving"))
+    try:
+        _fill(folder, loads, points, facts)
+        folder.write_manifest(Manifest(SCHEMA, __version__, "complete", created, tuple(command), entries, kind="serving"))
+    except BaseException as error:
+        shutil.rmtree(folder.path, ignore_errors=True)  # a part of a run says nothing, and its name is taken
+        if isinstance(error, OSError):
+            raise disk_error(error, folder.path) from error
+        raise
     return folder
 
 
@@ -123,20 +133,20 @@ def _server(loads: Sequence[_Load]) -> ServerFacts:
     return ServerFacts("".join(urls), "".join(models) or "server", notes=notes)
 
 
-def _fill(folder: RunFolder, loads: Sequence[_Load], facts: ServerFacts) -> None:
+def _fill(folder: RunFolder, loads: Sequence[_Load], points: Sequence[LoadPoint], facts: ServerFacts) -> None:
     values = {"experiment": EXPERIMENT, "model": {"name": safe_name(facts.model)}}
     write_whole(folder.config_file, yaml.safe_dump(values, sort_keys=False).encode())
     write_record(folder.env_file, {"machine": str(IMPORTED)})
     folder.server_file.parent.mkdir(parents=True)
     write_record(folder.server_file, facts)
     kept: dict[Path, Path] = {}
-    for number, load in enumerate(loads):
-        place = folder.raw(f"load_{number:02}")
+    for load, point in zip(loads, points, strict=True):
+        place = folder.raw(load_name(point.number))
         place.mkdir(parents=True)
         _keep(load.file, place, kept)
         if load.samples:
-            write_whole(place / _METRICS_FILE, b"".join(msgspec.json.encode(sample) + b"\n" for sample in load.samples))
-        write_record(place / POINT_FILE, point_of(number, load.records, load.file.name, load.part, bool(load.samples)))
+            write_whole(place / METRICS_FILE, b"".join(msgspec.json.encode(sample) + b"\n" for sample in load.samples))
+        write_record(place / POINT_FILE, point)
 
 
 def _keep(file: Path, place: Path, kept: dict[Path, Path]) -> None:
@@ -176,7 +186,7 @@ def point_of(number: int, records: LoadRecords, file: str, part: int, sampled: b
         started_ns=min(request.sent_ns for request in records.requests) if unix else 0,
         ended_ns=max(request.end_ns for request in records.requests) if unix else 0,
         status="complete",
-        metrics=_METRICS_FILE if sampled else "",
+        metrics=METRICS_FILE if sampled else "",
         part=part,
         unrecorded=(*(("asked",) if isinstance(asked, Missing) else ()), *(("arrival",) if isinstance(arrival, Missing) else ())),
     )

@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.core.errors import LlmPerfError, ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record
-from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords
+from llm_perf_opt.core.serving_records import POINT_FILE, LoadPoint, LoadRecords
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
 from llm_perf_opt.core.user_files import present
 from llm_perf_opt.traces.events import Trace
@@ -25,7 +25,6 @@ from llm_perf_opt.traces.serving.server_files import read_samples, read_spans
 
 R = TypeVar("R")
 
-POINT_FILE = "point.json"
 _STEPS = (PREFILL, DECODE_STEP, STEP, MIXED_STEP)
 _BASE = "baseTimeNanoseconds"
 
@@ -81,12 +80,28 @@ def _read(folder: Path, name: str, none: str, read: Callable[[Path], R]) -> Mayb
 
 
 def step_times(trace: Trace) -> Int64:
-    """Return start and end of each model step in a server's trace, in unix nanoseconds. Raise ParseError without steps."""
+    """Return start and end of each model step in a server's trace, in unix nanoseconds. Raise ParseError without steps.
+
+    On a device, a step lasts from the start of its first work to the end of its last: an engine launches a step while the
+    one before it still runs, so the time of its label is that of launching.
+    """
     stages = find_stages(trace)
-    rows = np.sort(np.concatenate([stages.rows_of(name) for name in _STEPS]))
-    if not len(rows):
+    found = np.concatenate([_device_times(trace, stages.of_stage(name)) for name in _STEPS])
+    if not len(found):
+        rows = np.concatenate([stages.rows_of(name) for name in _STEPS])
+        found = np.stack([stages.instances.start_ns[rows], stages.instances.end_ns[rows]], axis=1)
+    if not len(found):
         raise ParseError("The server's trace has no label of a model step.")
     base = trace.facts.get(_BASE, "0")
     offset = min(int(base), LATEST_NS) if base.isdigit() and len(base) < 20 else 0
-    found = np.stack([stages.instances.start_ns[rows], stages.instances.end_ns[rows]], axis=1) + offset
-    return found[np.argsort(found[:, 0], kind="stable")].astype(np.int64)
+    return found[np.argsort(found[:, 0], kind="stable")].astype(np.int64) + offset
+
+
+def _device_times(trace: Trace, step_of_work: Int64) -> Int64:
+    """Return the first start and the last end of the device work of each step that has some."""
+    work = np.flatnonzero(step_of_work >= 0)
+    steps, place = np.unique(step_of_work[work], return_inverse=True)
+    times = np.stack([np.full(len(steps), LATEST_NS), np.full(len(steps), -LATEST_NS)], axis=1)
+    np.minimum.at(times[:, 0], place, trace.work.start_ns[work])
+    np.maximum.at(times[:, 1], place, trace.work.end_ns[work])
+    return times

@@ -1,5 +1,6 @@
 """Analyze a run of kind `serving` and write its pages and tables. Reads only the run folder."""
 
+from dataclasses import replace
 from typing import Any
 
 from llm_perf_opt.analysis.serving.points import MeasuredLoad, with_unix_times
@@ -13,6 +14,7 @@ from llm_perf_opt.core.run_folder import disk_error, write_whole
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.serving_document import serving_document, serving_summary
+from llm_perf_opt.report.text import then
 from llm_perf_opt.traces.trace_tables import write_rows
 from llm_perf_opt.workflows.queries import SERVING_TYPES
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -35,10 +37,11 @@ def _objective(run: RunReader, given: str | None) -> Maybe[Slo]:
 def report_serving(run: RunReader, slo: str | None = None) -> ServingAnalysis:
     """Analyze a serving run and write report.html, report.md, stakeholder_summary.md and the tables."""
     found = analyze_serving(run, slo)
+    unwritten = write_serving_tables(run, found)
+    found = replace(found, problems=(unwritten.why,)) if unwritten else found
     document, folder = serving_document(found), run.folder
     write_whole(folder.report_file, render_markdown(document).encode())
     write_whole(folder.summary_file, render_markdown(serving_summary(found)).encode())
-    write_serving_tables(run, found)
     write_whole(folder.page_file, render_html(document).encode())
     return found
 
@@ -95,7 +98,7 @@ def _points(found: ServingAnalysis) -> list[Row]:
             "generator": about.generator, "status": about.status, "profiled": about.profiled,
             "requests": point.requests, "failed": point.failed,
             "issued_rate": _plain(point.issued_rate), "request_rate": _plain(point.request_rate),
-            "output_rate": _plain(point.output_rate), "kept_up": _plain(point.kept_up),
+            "output_rate": _plain(point.output_rate), "kept_up": _plain(then(point.kept_up, lambda found: found.value)),
             "goodput": None if isinstance(good, Missing) else _plain(good.rate),
             "good_share": None if isinstance(good, Missing) else good.share, **figures,
         })  # fmt: skip

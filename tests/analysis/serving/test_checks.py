@@ -65,6 +65,11 @@ def test_bursts_and_even_gaps_are_no_poisson_arrivals() -> None:
     assert outcomes(generator_checks(even, point(8)))[CheckId.SPREAD] == "off"
 
 
+def test_a_burst_has_no_rate_and_no_gaps() -> None:
+    found = generator_checks(load(list(range(0, 50 * MS, MS))), point(50, arrival="burst"))
+    assert set(outcomes(found)) == {CheckId.DELAY}
+
+
 def test_late_requests_are_found() -> None:
     assert outcomes(generator_checks(load(poisson(8, 100), delay=5 * MS), point(8)))[CheckId.DELAY] == "off"
 
@@ -116,6 +121,15 @@ def test_a_wrong_figure_is_unexplained() -> None:
     wrong = LoadRecords("x", requests, own={"ttft": {"p50": 21.0 * MS}, "request_rate": {"mean": 100.0}})
     found = agreement(wrong, 8.0, Missing("no tokens"))
     assert [figure.agreement for figure in found] == [Agreement.UNEXPLAINED] * 2
+
+
+def test_a_lower_rate_is_explained_only_by_the_time_that_the_generator_took() -> None:
+    requests = load(poisson(8, 50)).requests
+    for duration_s, expected in ((10.0, Agreement.WINDOW), (9.0, Agreement.UNEXPLAINED), (None, Agreement.UNEXPLAINED)):
+        known = Missing("not recorded") if duration_s is None else duration_s
+        records = LoadRecords("x", requests, own={"request_rate": {"mean": 5.0}}, duration_s=known)
+        (found,) = agreement(records, 8.0, Missing("no tokens"))
+        assert found.agreement is expected
 
 
 # --- goodput --------------------------------------------------------------------------------------------------------------

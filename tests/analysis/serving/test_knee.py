@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analysis.serving.breakdown import RequestParts, joined, model_steps, request_parts
-from llm_perf_opt.analysis.serving.knee import CauseId, Criterion, Knee, find_knee
+from llm_perf_opt.analysis.serving.knee import CauseId, Knee, find_knee
+from llm_perf_opt.analysis.serving.outcome import Criterion
 from llm_perf_opt.analysis.serving.points import MeasuredLoad, PointAnalysis, analyze_point
 from llm_perf_opt.analysis.serving.serving_analysis import curve_of, slots_of
 from llm_perf_opt.analysis.serving.slo import NO_SLO, Slo
@@ -22,10 +23,12 @@ from llm_perf_opt.core.serving_records import (
     ServedRequest,
     ServerFacts,
 )
+from llm_perf_opt.report.serving_text import knee_sentence
 from llm_perf_opt.traces.open_trace import read_trace
 from llm_perf_opt.traces.serving.server_files import read_spans
 from llm_perf_opt.workflows.load_reader import step_times
 from serving_loads import BASE_NS, SIMULATED, Load, Server, otlp, simulate, torch_trace
+from trace_builders import Builder
 
 NONE = Missing("not recorded")
 
@@ -45,7 +48,7 @@ def served(load: Load) -> tuple[ServedRequest, ...]:
 
 
 @cache
-def measured(rate: float, server: Server = SIMULATED, count: int = 200) -> MeasuredLoad:
+def measured(rate: float, server: Server = SIMULATED, count: int = 300) -> MeasuredLoad:
     load = simulate(server, rate, count, seed=round(rate))
     point = LoadPoint(round(rate), "rate", rate, "poisson", "x", "f", count, BASE_NS, BASE_NS + 10**12, "complete")
     return MeasuredLoad(point, LoadRecords("x", served(load)), tuple(load.samples), NONE, NONE)
@@ -62,9 +65,9 @@ def analyzed(rate: float, server: Server = SIMULATED) -> PointAnalysis:
 
 def test_the_knee_lies_around_the_capacity() -> None:
     assert SIMULATED.capacity == pytest.approx(24.4, abs=0.1)
-    knee = find_knee(points([8.0, 16.0, 22.0, 32.0, 48.0]), 8)
+    knee = find_knee(points([8.0, 16.0, 22.0, 36.0, 48.0]), 8)
     assert isinstance(knee, Knee)
-    assert (knee.status, knee.carried, knee.not_carried) == ("found", 22.0, 32.0)
+    assert (knee.status, knee.carried, knee.not_carried) == ("found", 22.0, 36.0)
     assert knee.broken == (Criterion.THROUGHPUT,)
     assert {cause.id for cause in knee.causes} == {
         CauseId.BATCH_LIMIT, CauseId.QUEUE, CauseId.LONGER_STEPS, CauseId.LONGER_TTFT,
@@ -85,9 +88,9 @@ def test_every_load_is_carried_or_none() -> None:
     above = find_knee(points([4.0, 8.0]), NONE)
     assert isinstance(above, Knee)
     assert (above.status, above.carried, above.causes) == ("above", 8.0, ())
-    below = find_knee(points([32.0, 48.0]), NONE)
+    below = find_knee(points([36.0, 48.0]), NONE)
     assert isinstance(below, Knee)
-    assert (below.status, below.not_carried) == ("below", 32.0)
+    assert (below.status, below.not_carried) == ("below", 36.0)
 
 
 def test_a_limit_shows_without_the_servers_setting() -> None:
@@ -129,7 +132,7 @@ def test_failures_and_a_generator_that_is_off_are_causes() -> None:
     assert Criterion.FAILURES in knee.broken
     assert {CauseId.REFUSED, CauseId.GENERATOR} <= {cause.id for cause in knee.causes}
     point = analyze_point(broken, NO_SLO)
-    assert point.errors == (("429", 40),)
+    assert point.errors == (("429", 60),)
 
 
 def closed(concurrency: int) -> MeasuredLoad:
@@ -154,8 +157,61 @@ def test_the_knee_of_closed_loops() -> None:
 def test_no_knee_without_two_loads_of_one_kind() -> None:
     one, other = analyzed(8.0), analyze_point(closed(4), NO_SLO)
     assert isinstance(find_knee([one], NONE), Missing)
-    assert isinstance(find_knee([one, other], NONE), Missing)
+    assert isinstance(find_knee(curve_of([one, other]), NONE), Missing)
     assert isinstance(find_knee([], NONE), Missing)
+
+
+@cache
+def partial(rate: float) -> PointAnalysis:
+    load = measured(rate)
+    return analyze_point(replace(load, point=replace(load.point, status="partial", why="It was stopped.")), NO_SLO)
+
+
+def test_loads_that_cannot_be_judged_are_named() -> None:
+    between = find_knee([analyzed(8.0), partial(16.0), analyzed(48.0)], NONE)
+    assert isinstance(between, Knee)
+    assert (between.status, between.carried, between.not_carried) == ("found", 8.0, 48.0)
+    assert [found.load for found in between.unclear] == [16.0]
+    assert "16 requests/s cannot be told" in knee_sentence(between)
+    largest = find_knee([analyzed(8.0), partial(16.0)], NONE)
+    assert isinstance(largest, Knee)
+    assert (largest.status, largest.carried) == ("unclear", 8.0)
+    assert "every load" not in knee_sentence(largest)
+    lowest = find_knee([partial(8.0), analyzed(16.0)], NONE)
+    assert isinstance(lowest, Knee)
+    assert (lowest.status, [found.load for found in lowest.unclear]) == ("above", [8.0])
+    nothing = find_knee([partial(8.0), analyzed(48.0)], NONE)
+    assert isinstance(nothing, Knee)
+    assert nothing.status == "unclear"
+    assert isinstance(nothing.carried, Missing)
+    assert "even the smallest" not in knee_sentence(nothing)
+    assert isinstance(find_knee([partial(8.0), partial(16.0)], NONE), Missing)
+
+
+def test_a_load_without_records_below_the_knee_is_named() -> None:
+    lost = analyze_point(replace(measured(16.0), records=Missing("the file is gone")), NO_SLO)
+    knee = find_knee([analyzed(8.0), lost, analyzed(48.0)], NONE)
+    assert isinstance(knee, Knee)
+    assert [found.load for found in knee.unclear] == [16.0]
+
+
+def test_of_a_repeated_load_the_longer_one_counts() -> None:
+    short = analyze_point(replace(measured(48.0, count=40), point=replace(measured(48.0).point, number=1)), NO_SLO)
+    knee = find_knee([analyzed(8.0), analyzed(48.0), short], NONE)
+    assert isinstance(knee, Knee)
+    assert [(found.load, found.number, found.carried) for found in knee.verdicts] == [(8.0, 8, True), (48.0, 48, False)]
+
+
+def test_single_samples_show_no_cause() -> None:
+    once = with_series(measured(48.0), "kv_cache_usage_perc", [0.99, 0.99, 0.5])
+    knee = find_knee([analyzed(8.0), analyze_point(once, NO_SLO)], NONE)
+    assert isinstance(knee, Knee)
+    assert CauseId.KV_CACHE not in {cause.id for cause in knee.causes}
+    load = measured(48.0)
+    assert not isinstance(load.samples, Missing)
+    few = find_knee([analyzed(8.0), analyze_point(replace(load, samples=load.samples[:2]), NO_SLO)], 8)
+    assert isinstance(few, Knee)
+    assert {CauseId.BATCH_LIMIT, CauseId.QUEUE} & {cause.id for cause in few.causes} == set()
 
 
 def test_a_curve_has_loads_of_one_kind() -> None:
@@ -216,6 +272,17 @@ def test_decode_is_steps_and_the_time_between(tmp_path: Path) -> None:
     assert found.between_ns == pytest.approx(1_000_000, rel=0.01)
     assert [(row.least, row.most) for row in found.by_batch] == [(1, 1), (2, 2), (3, 4), (5, 8)]
     assert sum(row.steps for row in found.by_batch) == found.steps
+
+
+def test_a_step_lasts_as_long_as_its_device_work() -> None:
+    built = Builder()
+    built.range(0, 20, "execute_context_1(8)_generation_0(0)", None)
+    built.launch(1, 10, 100)
+    built.range(30, 50, "execute_context_0(0)_generation_1(1)", None)  # launched while the first still runs
+    built.launch(31, 105, 150)
+    built.launch(32, 150, 205)
+    built.range(60, 80, "execute_context_0(0)_generation_1(1)", None)  # its work was not recorded
+    assert step_times(built.trace()).tolist() == [[10, 100], [105, 205]]
 
 
 def test_the_part_that_grows_is_a_cause(tmp_path: Path) -> None:

@@ -58,6 +58,16 @@ def test_percentiles_need_enough_requests() -> None:
     assert (few.n, few.mean) == (9, 5 * MS)
 
 
+def test_a_percentile_of_gaps_needs_enough_requests() -> None:
+    """Hundreds of gaps of a few requests depend on each other."""
+    gaps = tuple(10 + number % 7 for number in range(99))
+    for count, expected in ((40, True), (60, False)):
+        found = latency(ITL, [request(number, gaps=gaps, tokens=100) for number in range(count)])
+        assert isinstance(found, Latency)
+        assert found.n == 99 * count
+        assert isinstance(found.p90, Missing) is expected
+
+
 def test_failed_requests_have_no_latency() -> None:
     found = latency(TTFT, [*[request(number) for number in range(12)], request(12, first=10_000, error="500")])
     assert isinstance(found, Latency)

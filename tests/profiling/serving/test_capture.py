@@ -4,8 +4,11 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from llm_perf_opt.profiling.serving import request as serving_request
 from llm_perf_opt.profiling.serving.aiperf import GENERATOR
 from llm_perf_opt.profiling.serving.capture import capture_serving
 from llm_perf_opt.profiling.serving.generators import locate_generator
-from llm_perf_opt.profiling.serving.http import free_port
+from llm_perf_opt.profiling.serving.http import ServedModel, ask, free_port
 from llm_perf_opt.profiling.serving.request import Prepared, ServingRequest, prepare
 from llm_perf_opt.traces.serving.load_file import read_load
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -72,6 +75,7 @@ def _quick_generator(monkeypatch: pytest.MonkeyPatch) -> None:
 def request(**changes: Any) -> ServingRequest:
     config = compose(["model=tiny", "runtime.prompt_tokens=8", "runtime.num_new_tokens=4"], None).config
     usual: dict[str, Any] = {"rates": (50.0,), "requests": 6, "generator_python": Path(sys.executable), "profiled": False}
+    usual |= {"least_s": 0.0}
     return ServingRequest(config, **{**usual, **changes})
 
 
@@ -129,7 +133,7 @@ def test_each_load_leaves_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_without_rates_they_double_until_the_limit_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = request(rates=(), points=3, slo="e2e=1000s")
+    asked = request(rates=(), points=3, slo="e2e=1000s", requests=60)
     folder, error, _ = run(tmp_path, monkeypatch, asked, "--token-ms", "10")
     assert error is None
     loads = [read_record(file, LoadPoint).asked for file in sorted(folder.path.glob("raw/load_*/point.json"))]
@@ -152,7 +156,7 @@ def test_a_server_that_dies_leaves_a_partial_load(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", ["429", "500"])
+@pytest.mark.parametrize("code", ["429", "500", "504"])
 def test_failed_requests_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     folder, error, _ = run(tmp_path, monkeypatch, request(), "--fault", code, "--after", "4")
     assert error is None
@@ -162,6 +166,16 @@ def test_failed_requests_are_recorded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(failed) == 2
     assert all(text.startswith(code) for text in failed)
     assert folder.manifest().passes[-1].why == "2 of 6 requests failed."
+
+
+@pytest.mark.slow
+def test_a_load_that_fails_as_a_whole_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generator then ends with an exit code of 1, which says less than the answers of the server."""
+    folder, error, _ = run(tmp_path, monkeypatch, request(rates=(50.0, 60.0)), "--fault", "500")
+    assert isinstance(error, CaptureError)
+    assert error.fact.startswith("All 6 requests failed: 500")
+    assert (point(folder, 1).status, folder.manifest().status) == ("partial", "partial")
+    assert not folder.raw("load_02").exists()
 
 
 @pytest.mark.slow
@@ -195,6 +209,43 @@ def test_an_interrupt_keeps_what_was_captured(tmp_path: Path, monkeypatch: pytes
     assert isinstance(error, Interrupted)
     assert (folder.manifest().status, point(folder, 1).status) == ("partial", "partial")
     assert 0 < len(read_load(folder.raw("load_01") / "profile_export.jsonl")[0].requests) < 50
+
+
+@pytest.mark.slow
+def test_a_load_that_cannot_be_judged_is_repeated_and_then_ends_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(rates=(), points=3, requests=4)  # too few, and so are 16
+    folder, error, _ = run(tmp_path, monkeypatch, asked)
+    assert (error, folder.manifest().status) == (None, "complete")
+    assert [point(folder, number).requests for number in (1, 2)] == [4, 16]
+    assert point(folder, 1).asked == point(folder, 2).asked
+    assert not folder.raw("load_03").exists()
+    notes = read_record(folder.raw("server") / "server.json", ServerFacts).notes
+    assert any("search for the knee ended" in note and "it needs 25" in note for note in notes)
+
+
+@pytest.mark.slow
+def test_a_server_without_a_profiler_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, profile in enumerate((None, 50.0)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        folder, error, _ = run(place, monkeypatch, request(profiled=True, profile=profile), "--fault", "no-profiler")
+        if profile is None:
+            notes = read_record(folder.raw("server") / "server.json", ServerFacts).notes
+            assert (error, folder.manifest().status) == (None, "complete")
+            assert any("was not profiled" in note and "404" in note for note in notes)
+        else:
+            assert isinstance(error, CaptureError)
+            assert folder.manifest().status == "partial"
+
+
+@pytest.mark.slow
+def test_requests_that_do_not_fit_the_model_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["model=tiny", "runtime.prompt_tokens=4000", "runtime.num_new_tokens=97"], None).config
+    _, error, _ = run(tmp_path, monkeypatch, replace(request(), config=config))
+    assert isinstance(error, ConfigError)
+    assert "its context is 4096" in error.fact
 
 
 @pytest.mark.slow
@@ -256,14 +307,72 @@ def test_attach_to_a_server(running: str, tmp_path: Path) -> None:
     assert (prepared.facts.model, prepared.facts.engine, prepared.tokenizer) == ("pretend", "nobody", str(tmp_path))
     assert prepared.facts.metrics_url == running + "/metrics"
     folder = RunFolder.create(tmp_path / "run")
+    prepared = replace(prepared, request=replace(prepared.request, profiled=True))
     assert capture_serving(prepared, folder, ["llm-perf"], Heard()) is None
-    assert point(folder, 1).status == "complete"
+    assert (point(folder, 1).status, folder.manifest().status) == ("complete", "complete")
+    assert "was not profiled" in read_record(folder.raw("server") / "server.json", ServerFacts).notes[-1]
     assert [entry.name for entry in folder.manifest().passes] == ["load_01"]
 
 
 def test_an_attached_server_is_not_profiled(running: str) -> None:
     with pytest.raises(ConfigError, match="--profile"):
         prepare(request(url=running, profile=4.0))
+
+
+def test_a_tokenizer_is_a_folder(running: str, tmp_path: Path) -> None:
+    """A generator would download the tokenizer of a name."""
+    with pytest.raises(ConfigError, match="--tokenizer gpt2 is not a folder"):
+        prepare(request(url=running, tokenizer="gpt2"))
+    assert prepare(request(url=running, tokenizer=str(tmp_path))).tokenizer == str(tmp_path)
+    served = ServedModel(str(tmp_path), "", "")  # an empty root is not the current folder
+    assert serving_request._tokenizer(None, served) == str(tmp_path)
+    with pytest.raises(ConfigError, match="not known"):
+        serving_request._tokenizer(None, ServedModel("gpt2", "", ""))
+
+
+def test_an_answer_that_never_ends_is_given_up() -> None:
+    class Dribbling(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b"x")
+                    time.sleep(0.02)
+
+        def log_message(self, *words: Any) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Dribbling) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        begun = time.monotonic()
+        answer = ask(f"http://127.0.0.1:{server.server_address[1]}/", timeout_s=0.2)
+        server.shutdown()
+    assert (answer.code, "timed out" in answer.why) == (0, True)
+    assert time.monotonic() - begun < 10
+
+
+def test_a_server_that_never_started_is_not_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The group 0 is that of the caller."""
+    process = server.ServerProcess(["x"], tmp_path / "log", {})
+    states = iter([True, True, False])
+    monkeypatch.setattr(process, "_thread", Interrupting(states))
+    monkeypatch.setattr("os.killpg", lambda *_: pytest.fail("killed"))
+    process.stop()
+
+
+class Interrupting:
+    """A thread during whose end Ctrl-C is pressed."""
+
+    def __init__(self, states: Iterator[bool]) -> None:
+        self._states = states
+
+    def is_alive(self) -> bool:
+        return next(self._states)
+
+    def join(self, _: float) -> None:
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "127.0.0.1:8000", "http://host:port", "http://host/other"])

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,22 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def served(vllm_python: Path, aiperf_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def doomed(
+    vllm_python: Path, aiperf_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[tuple[subprocess.Popen[bytes], Path]]":
+    """A command under a light load, to be killed. It starts while the other one does: each start takes half a minute."""
+    place = tmp_path_factory.mktemp("doomed")
+    words = (*MODEL, *ENGINE, "--no-profile", "--generator-python", str(aiperf_python), "--out", str(place / "run"))
+    argv = [str(vllm_python), "-m", "llm_perf_opt", "serve", *words, "--rates", "1", "--requests", "2000", "--point-s", "3000"]
+    with (place / "log").open("w") as log:
+        command = subprocess.Popen(argv, cwd=place, env=environment(), stdout=log, stderr=log)
+    yield command, place
+    command.kill()
+    command.wait()
+
+
+@pytest.fixture(scope="module")
+def served(vllm_python: Path, aiperf_python: Path, doomed: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run over six rates and a profiled load."""
     folder = tmp_path_factory.mktemp("served") / "run"
     loads = (
@@ -39,10 +55,6 @@ def served(vllm_python: Path, aiperf_python: Path, tmp_path_factory: pytest.Temp
         str(REQUESTS),
         "--least-s",
         "0",
-        "--warmup",
-        "2",
-        "--profile",
-        "8",
     )
     words = (
         *MODEL,
@@ -142,15 +154,12 @@ def test_the_server_is_what_the_settings_say(served: Path) -> None:
     assert not Path(words[words.index("--model") + 1]).exists()  # the folder of the model was temporary
 
 
-def test_a_killed_command_leaves_nothing_running(vllm_python: Path, aiperf_python: Path, tmp_path: Path) -> None:
-    words = (*MODEL, *ENGINE, "--no-profile", "--generator-python", str(aiperf_python), "--out", str(tmp_path / "run"))
-    argv = [str(vllm_python), "-m", "llm_perf_opt", "serve", *words, "--rates", "1", "--requests", "500"]
-    with (tmp_path / "log").open("w") as log:
-        command = subprocess.Popen(argv, cwd=tmp_path, env=environment(), stdout=log, stderr=log)
-    records = tmp_path / "run/raw/load_01/profile_export.jsonl"
+def test_a_killed_command_leaves_nothing_running(doomed: "tuple[subprocess.Popen[bytes], Path]") -> None:
+    command, place = doomed
+    records = place / "run/raw/load_01/profile_export.jsonl"
     deadline = time.monotonic() + HANG_S
     while not (records.exists() and records.stat().st_size) and time.monotonic() < deadline:
-        assert command.poll() is None, (tmp_path / "log").read_text()
+        assert command.poll() is None, (place / "log").read_text()
         time.sleep(0.2)
     started = psutil.Process(command.pid).children(recursive=True)
     assert len(started) > 2

@@ -1,36 +1,25 @@
-"""Whether a server kept up with a load, and which rate comes next."""
+"""Which rate comes next, and how many requests it has."""
 
 import pytest
 
-from llm_perf_opt.analysis.serving.slo import NO_SLO, Slo
+from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.serving import parse_loads
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.serving_records import LoadRecords, ServedRequest
-from llm_perf_opt.profiling.serving.rates import first_rate, judge, knee, next_rate
-
-MS = 10**6
+from llm_perf_opt.profiling.serving.rates import first_rate, knee, next_rate
+from llm_perf_opt.profiling.serving.request import ServingRequest
 
 
-def served(sent_ms: float, *arrivals_ms: float, error: str = "") -> ServedRequest:
-    times = tuple(round((sent_ms + at) * MS) for at in arrivals_ms)
-    return ServedRequest("1", round(sent_ms * MS), times[-1] if times else round(sent_ms * MS), times, error=error)
-
-
-def load(*requests: ServedRequest) -> LoadRecords:
-    return LoadRecords("test", requests)
-
-
-def test_a_server_keeps_up_if_requests_end_as_fast_as_they_are_sent() -> None:
-    found = judge(load(*(served(100 * number, 50, 300) for number in range(11))), NO_SLO)
-    assert (found.kept_up, found.sent, found.failed) == (True, 11, 0), "the last request's 300 ms do not count"
-    assert not judge(load(*(served(100 * number, 50, 300 + 10 * number) for number in range(11))), NO_SLO).kept_up
-
-
-def test_failed_requests_are_not_kept_up_with() -> None:
-    requests = [served(100 * number, 50, error="" if number % 10 else "429") for number in range(20)]
-    assert not judge(load(*requests), NO_SLO).kept_up
-    assert judge(load(*requests), Slo({"ttft": 60 * MS})).kept_up, "90 % are good"
-    assert not judge(load(*requests), Slo({"ttft": 40 * MS})).kept_up
+def test_a_load_has_enough_requests_for_a_steady_state() -> None:
+    config = compose(["model=tiny"], None).config
+    asked = ServingRequest(config, requests=100, least_s=10.0)
+    assert asked.requests_at(5.0, 0.2) == 100
+    assert asked.requests_at(50.0, 0.2) == 500
+    assert asked.requests_at(50.0, 8.0) == 1400, "3.5 times the end-to-end time"
+    assert ServingRequest(config, requests=8, least_s=0.0).requests_at(50.0, 8.0) == 8
+    closed = ServingRequest(config, requests=100, least_s=10.0, concurrency=(1.0, 64.0))
+    assert closed.requests_at(1.0, 0.5) == 100
+    assert closed.requests_at(64.0, 0.5) == 1280, "ten seconds at 64 requests in half a second"
+    assert closed.requests_at(64.0, 30.0) == 640, "ten in each place"
 
 
 def test_rates_double_then_bisect() -> None:

@@ -2,7 +2,9 @@
 
 import base64
 import gzip
+import http.client
 import json
+import math
 import struct
 import urllib.error
 import urllib.request
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.profiling.serving import spans
 from llm_perf_opt.profiling.serving.spans import SpanReceiver, decode_traces
+from llm_perf_opt.traces.serving.server_files import read_spans
 
 
 def varint(number: int) -> bytes:
@@ -107,6 +111,42 @@ def test_a_receiver_writes_to_the_file_of_the_load(tmp_path: Path) -> None:
         assert receiver.problem
     lines = file.read_text().splitlines()
     assert [json.loads(line) for line in lines] == [decode_traces(EXPORT)] * 2
+
+
+def test_a_refused_export_does_not_break_the_connection() -> None:
+    with SpanReceiver() as receiver:
+        port = int(receiver.url.partition("127.0.0.1:")[2].partition("/")[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/other", EXPORT)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read(), answer.will_close) == (400, b"", True)
+        assert receiver.refused == 1
+        connection.request("POST", "/v1/traces", EXPORT)  # a new connection
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_an_export_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "_MOST_BYTES", 10_000)
+    with SpanReceiver() as receiver:
+        packed = gzip.compress(bytes(100_000))
+        assert len(packed) < 1000
+        assert send(receiver.url, packed, **{"Content-Encoding": "gzip"}) == 400
+        assert send(receiver.url, gzip.compress(EXPORT)[:-20], **{"Content-Encoding": "gzip"}) == 400
+        assert receiver.refused == 2
+
+
+@pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")])
+def test_numbers_that_json_has_not_are_text(value: float, text: str, tmp_path: Path) -> None:
+    span = SPAN + piece(9, attribute("odd", fixed(4, struct.pack("<d", value))))
+    file = tmp_path / "spans.jsonl"
+    with SpanReceiver() as receiver:
+        receiver.write_to(file)
+        assert send(receiver.url, piece(1, piece(2, piece(2, span)))) == 200
+    line = json.loads(file.read_text(), parse_constant=pytest.fail)
+    attributes = line["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["attributes"]
+    assert {"key": "odd", "value": {"doubleValue": text}} in attributes
+    assert read_spans(file) == ()  # this one lacks the times of a request
 
 
 @pytest.mark.parametrize("body", [b"\x0b", varint(1 << 3) + b"\xff" * 11])

@@ -83,7 +83,11 @@ def test_warm_up_is_left_out_and_failures_are_kept(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (load,) = read_load(file)
     assert len(load.requests) == 11
-    assert [request.error for request in load.requests[:2]] == ["429 Too Many Requests busy", "canceled"]
+    assert [request.error for request in load.requests[:2]] == [
+        "429 Too Many Requests busy",
+        "not finished when the measurement ended",
+    ]
+    assert [(request.failed, request.cut) for request in load.requests[:2]] == [(True, False), (False, True)]
 
 
 def changed(file: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -121,6 +125,21 @@ def test_the_load_of_bench_serve(
     file = changed(BENCH, tmp_path, lambda content: content.update(request_rate=rate, max_concurrency=concurrency))
     (found,) = read_load(file)
     assert (found.asked, found.kind, found.arrival) == (load, kind, arrival)
+
+
+def test_requests_that_guidellm_cut_are_no_failures(tmp_path: Path) -> None:
+    def cut(content: dict[str, Any]) -> None:
+        requests = content["benchmarks"][0]["requests"]
+        requests["incomplete"], requests["successful"] = requests["successful"][:3], requests["successful"][3:]
+
+    (load,) = read_load(changed(GUIDELLM, tmp_path, cut))
+    assert [sum(getattr(request, name) for request in load.requests) for name in ("cut", "failed")] == [3, 0]
+
+
+def test_the_duration_of_a_measurement_is_the_generators(tmp_path: Path) -> None:
+    for file, expected in ((AIPERF, 3.303536), (BENCH, 6.379436), (GUIDELLM, 4.788152)):
+        (load,) = read_load(file)
+        assert load.duration_s == pytest.approx(expected)
 
 
 def test_several_benchmarks_are_several_loads(tmp_path: Path) -> None:

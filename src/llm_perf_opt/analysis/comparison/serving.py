@@ -125,11 +125,13 @@ def _check_models(base: Sequence[ServingRun], new: Sequence[ServingRun], allow: 
 
 
 def _by_load(run: ServingRun) -> dict[Key, LoadRecords]:
-    """Return the unprofiled loads of a run by kind, asked load and arrival; of two equal ones the first."""
+    """Return the unprofiled loads of a run by kind, asked load and arrival; of several equal ones that with the most requests."""
     found: dict[Key, LoadRecords] = {}
     for load in run.loads:
         if not isinstance(load.records, Missing) and not load.point.profiled:
-            found.setdefault((load.point.kind, load.point.asked, load.point.arrival), load.records)
+            key: Key = (load.point.kind, load.point.asked, load.point.arrival)
+            if key not in found or len(found[key].requests) < len(load.records.requests):
+                found[key] = load.records
     return found
 
 

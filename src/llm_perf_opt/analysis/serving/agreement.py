@@ -12,6 +12,8 @@ from llm_perf_opt.core.serving_records import LoadRecords
 
 SAME = 1e-6
 """Relative difference that rounding explains."""
+ROUNDED = 1e-4
+"""Relative difference that the rounding of a recorded duration explains: AIPerf writes microseconds."""
 RESOLUTION_NS = 1000.0
 """Unix seconds in a 64-bit float have a resolution of 0.24 µs; a latency is a difference of two."""
 
@@ -22,7 +24,7 @@ class Agreement(Enum):
     SAME = "the same"
     RETOKENIZED = "it counts tokens with its own tokenizer, not as the server does"
     RANK = "it takes one of the two neighboring values instead of interpolating between them"
-    WINDOW = "it divides by a longer time, which starts before the first request or ends after the last"
+    WINDOW = "it divides by the time that it took itself, which starts before the first request or ends after the last"
     UNEXPLAINED = "unexplained"
 
 
@@ -92,14 +94,26 @@ def _same(ours: float, own: float) -> bool:
 
 
 def _rate_agreement(load: LoadRecords, key: str, ours: Maybe[float], own: float) -> Maybe[Agreement]:
+    """Return why a rate differs: the same amount over the time that the generator recorded, or its own count of tokens."""
     if isinstance(ours, Missing):
         return ours
     if math.isclose(ours, own, rel_tol=SAME):
         return Agreement.SAME
+    good = [request for request in load.requests if not request.error]
+    amounts: dict[Agreement, Sequence[Maybe[int]]] = {
+        Agreement.WINDOW: [1] * len(good) if key == "request_rate" else [request.output_tokens for request in good]
+    }
     if key == "output_rate":
-        counts = [(request.output_tokens, request.client_tokens) for request in load.requests if not request.error]
-        server = sum(count for count, _ in counts if not isinstance(count, Missing))
-        client = sum(count for _, count in counts if not isinstance(count, Missing))
-        if server and client and client != server:
-            return Agreement.RETOKENIZED if own <= ours * client / server * (1 + SAME) else Agreement.UNEXPLAINED
-    return Agreement.WINDOW if own < ours else Agreement.UNEXPLAINED
+        amounts[Agreement.RETOKENIZED] = [request.client_tokens for request in good]
+    for reason, counts in amounts.items():
+        known = [count for count in counts if not isinstance(count, Missing)]
+        if good and len(known) == len(good) and _is_over(sum(known), load, own, reason):
+            return reason
+    return Agreement.UNEXPLAINED
+
+
+def _is_over(amount: int, load: LoadRecords, own: float, reason: Agreement) -> bool:
+    """Return whether a rate is this amount over the time that the generator took; tokens of its own also over our time."""
+    window = max(request.end_ns for request in load.requests) - min(request.sent_ns for request in load.requests)
+    times = [load.duration_s] if reason is Agreement.WINDOW else [load.duration_s, window / 1e9]
+    return any(not isinstance(time, Missing) and time > 0 and math.isclose(amount / time, own, rel_tol=ROUNDED) for time in times)

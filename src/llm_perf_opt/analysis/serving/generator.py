@@ -61,6 +61,8 @@ def generator_checks(load: LoadRecords, point: LoadPoint) -> tuple[GeneratorChec
     delay = _delay_check(requests)
     if point.kind == "concurrency":
         return (_in_flight_check(requests, asked), delay) if arrival == "closed" else (delay,)
+    if arrival == "burst":  # everything at once: there is no rate, and there are no gaps
+        return (delay,)
     gaps = np.diff(np.sort([request.sent_ns for request in requests])).astype(np.float64)
     if len(gaps) < LEAST_GAPS or not gaps.sum():
         why = f"{len(gaps)} gaps between requests; a check needs {LEAST_GAPS}"

@@ -1,24 +1,18 @@
 """The knee of the saturation curve: the largest load that the server carries, and why it does not carry more."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 from llm_perf_opt.analysis.serving.breakdown import known_parts
+from llm_perf_opt.analysis.serving.outcome import MOST_FAILED, Criterion, Verdict, verdict
 from llm_perf_opt.analysis.serving.points import PointAnalysis
-from llm_perf_opt.analysis.serving.requests import Latency
+from llm_perf_opt.analysis.serving.requests import LEAST_REQUESTS, Latency
+from llm_perf_opt.analysis.serving.server import ServerState
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import LoadKind
 
-KEEPS_UP = 0.95
-"""The least ratio of the rates at which requests end and are sent at which a server keeps up."""
-GOOD_SHARE = 0.9
-"""The share of requests that must meet the objective, as in DistServe (OSDI 2024)."""
-MOST_FAILED = 0.05
-GAIN = 0.5
-"""Of a closed loop: the least growth of the throughput, relative to that of the concurrency (both as logarithms)."""
 FULL_CACHE = 0.95
 LONGER_STEP = 1.2
 """Growth of the median gap between tokens, relative to the lowest load, that counts as a longer step."""
@@ -28,14 +22,8 @@ MAIN_PART = 0.4
 """Share of the added time of a request that one part must have to be named."""
 LEVEL_RUNNING = 0.9
 """Requests run at a limit if, while others wait, at least this share of the most ever seen runs."""
-
-
-class Criterion(Enum):
-    """What a load must fulfill to be carried."""
-
-    THROUGHPUT = "throughput"
-    OBJECTIVE = "objective"
-    FAILURES = "failures"
+LEAST_SEEN = 3
+"""Samples of the server's metrics that must show a cause: a single one may have caught a moment."""
 
 
 class CauseId(Enum):
@@ -62,98 +50,72 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether the server carried one load."""
-
-    number: int
-    load: float
-    carried: Maybe[bool]
-    broken: tuple[Criterion, ...] = ()
-    """The criteria that it did not fulfill."""
-
-
-@dataclass(frozen=True)
 class Knee:
     """Where the server stops to carry the load."""
 
     kind: LoadKind
-    status: Literal["found", "above", "below"]
-    """Between two loads, above the largest or below the smallest one."""
+    status: Literal["found", "above", "below", "unclear"]
+    """Between two loads, above the largest or below the smallest one. `unclear`: loads that cannot be judged leave it open."""
     carried: Maybe[float]
-    """The largest load that was carried, as were all lower ones."""
+    """The largest load that was carried, below every one that was not."""
     not_carried: Maybe[float]
-    """The next larger load."""
+    """The smallest load that was not carried."""
     broken: tuple[Criterion, ...]
     causes: tuple[Cause, ...]
     verdicts: tuple[Verdict, ...]
+    """One per load, in order."""
+
+    @property
+    def unclear(self) -> tuple[Verdict, ...]:
+        """The loads that cannot be judged, without those above one that was not carried."""
+        end = next((place for place, found in enumerate(self.verdicts) if found.carried is False), len(self.verdicts))
+        return tuple(found for found in self.verdicts[:end] if isinstance(found.carried, Missing))
 
 
 def find_knee(points: Sequence[PointAnalysis], slots: Maybe[int]) -> Maybe[Knee]:
-    """Return the knee over loads of one kind. `slots`: requests that the server runs at a time, if it was told."""
-    measured = [point for point in points if not point.point.profiled and point.unusable is None]
-    kinds = {point.point.kind for point in measured}
-    if len(kinds) > 1:
-        return Missing("the loads are rates and concurrencies; a curve needs one kind")
-    ordered = sorted(measured, key=lambda point: point.point.asked)
-    if len({point.point.asked for point in ordered}) < 2:
+    """Return the knee over the loads of one curve. `slots`: requests that the server runs at a time, if it was told."""
+    ordered = one_per_load(points)
+    usable = [point for point in ordered if point.unusable is None]
+    if len(usable) < 2:
         return Missing("a knee needs two different loads")
-    verdicts = [_verdict(point, ordered[:place]) for place, point in enumerate(ordered)]
-    unknown = next((verdict.carried for verdict in verdicts if isinstance(verdict.carried, Missing)), None)
-    broken = next((place for place, verdict in enumerate(verdicts) if verdict.carried is False), None)
-    if broken is None:
-        if unknown is not None:
-            return Missing(unknown.why)
-        return Knee(ordered[0].point.kind, "above", ordered[-1].point.asked, _ALL, (), (), tuple(verdicts))
-    found = ordered[broken]
-    carried = [verdict.load for verdict in verdicts[:broken] if verdict.carried is True]
+    verdicts = tuple(_verdict(point, ordered[:place]) for place, point in enumerate(ordered))
+    beyond = next((place for place, found in enumerate(verdicts) if found.carried is False), None)
+    lower = verdicts[:beyond]
+    carried = [found.load for found in lower if found.carried is True]
+    unknown = [found.carried for found in lower if isinstance(found.carried, Missing)]
+    kind = ordered[0].point.kind
+    if beyond is None:
+        if not carried:
+            return Missing(unknown[0].why)
+        open_end = isinstance(verdicts[-1].carried, Missing)
+        return Knee(kind, "unclear" if open_end else "above", max(carried), _NONE_BROKEN, (), (), verdicts)
+    none = Missing("the smaller loads cannot be judged" if unknown else "no smaller load was carried")
     return Knee(
-        kind=found.point.kind,
-        status="found" if carried else "below",
-        carried=max(carried) if carried else Missing("no smaller load was carried"),
-        not_carried=found.point.asked,
-        broken=verdicts[broken].broken,
-        causes=causes(found, ordered[0], slots),
-        verdicts=tuple(verdicts),
+        kind=kind,
+        status="found" if carried else "unclear" if unknown else "below",
+        carried=max(carried) if carried else none,
+        not_carried=verdicts[beyond].load,
+        broken=verdicts[beyond].broken,
+        causes=causes(ordered[beyond], usable[0], slots),
+        verdicts=verdicts,
     )
 
 
-_ALL = Missing("every load was carried")
+_NONE_BROKEN = Missing("no load was found that is not carried")
+
+
+def one_per_load(points: Sequence[PointAnalysis]) -> list[PointAnalysis]:
+    """Return the points in order of their load; of several with the same load, the one with the most requests."""
+    found: dict[float, PointAnalysis] = {}
+    for point in sorted(points, key=lambda point: (point.point.asked, point.requests, point.point.number)):
+        found[point.point.asked] = point
+    return list(found.values())
 
 
 def _verdict(point: PointAnalysis, lower: Sequence[PointAnalysis]) -> Verdict:
-    """Return whether a load was carried. A criterion that cannot be judged leaves it open unless another one is broken."""
-    judged = {
-        Criterion.THROUGHPUT: _gains(point, lower) if point.point.kind == "concurrency" else _keeps_up(point),
-        Criterion.FAILURES: point.failed_share <= MOST_FAILED,
-    }
-    if not isinstance(point.goodput, Missing):
-        judged[Criterion.OBJECTIVE] = point.goodput.share >= GOOD_SHARE
-    broken = tuple(criterion for criterion, fulfilled in judged.items() if fulfilled is False)
-    open_why = next((value for value in judged.values() if isinstance(value, Missing)), None)
-    carried: Maybe[bool] = False if broken else open_why or True
-    return Verdict(point.point.number, point.point.asked, carried, broken)
-
-
-def _keeps_up(point: PointAnalysis) -> Maybe[bool]:
-    if isinstance(point.kept_up, Missing):
-        return point.kept_up
-    keeps_up = point.kept_up >= KEEPS_UP
-    if keeps_up and point.short:  # requests that end after the last one is sent end fast
-        return Missing("requests were sent for too short a time for a steady state; send more of them")
-    return keeps_up
-
-
-def _gains(point: PointAnalysis, lower: Sequence[PointAnalysis]) -> Maybe[bool]:
-    """Return whether more requests at a time still raised the throughput."""
-    if not lower:
-        return True
-    before, now = lower[-1].output_rate, point.output_rate
-    if isinstance(before, Missing) or isinstance(now, Missing):
-        return before if isinstance(before, Missing) else Missing("no throughput")
-    more = math.log(point.point.asked / lower[-1].point.asked)
-    if more <= 0 or before <= 0 or now <= 0:
-        return Missing("the loads or the throughputs cannot be compared")
-    return math.log(now / before) / more >= GAIN
+    if point.outcome is None:
+        return Verdict(point.point.number, point.point.asked, point.unusable or Missing("the load was profiled"))
+    return verdict(point.outcome, [each.outcome for each in lower if each.outcome is not None])
 
 
 def causes(point: PointAnalysis, lowest: PointAnalysis, slots: Maybe[int]) -> tuple[Cause, ...]:
@@ -188,6 +150,8 @@ def _longer_part(point: PointAnalysis, lowest: PointAnalysis) -> Cause | None:
     """Return the part of a request that grew most since the lowest load, from the server's spans of both."""
     if isinstance(point.parts, Missing) or isinstance(lowest.parts, Missing) or point is lowest:
         return None
+    if min(point.parts.requests, lowest.parts.requests) < LEAST_REQUESTS:
+        return None
     before, now = known_parts(lowest.parts), known_parts(point.parts)
     added = {name: now[name] - before[name] for name in now if name in before}
     whole = point.parts.e2e_ns - lowest.parts.e2e_ns
@@ -197,11 +161,21 @@ def _longer_part(point: PointAnalysis, lowest: PointAnalysis) -> Cause | None:
     return Cause(CauseId.LONGER_PART, {f"{name}_ns": now[name], f"{name}_lowest_ns": before[name], "share": added[name] / whole})
 
 
+def _seen(point: PointAnalysis, shows: Callable[[ServerState], bool]) -> bool:
+    """Return whether enough samples of the server's metrics show something."""
+    return sum(shows(state) for state in point.states) >= LEAST_SEEN
+
+
+def _at_least(value: Maybe[float], least: float) -> bool:
+    return not isinstance(value, Missing) and value >= least
+
+
 def _kv_cache(point: PointAnalysis) -> Cause | None:
-    usage = Missing("") if isinstance(point.server, Missing) else point.server.kv_usage_max
-    if isinstance(usage, Missing) or usage < FULL_CACHE:
+    if isinstance(point.server, Missing) or isinstance(point.server.kv_usage_max, Missing):
         return None
-    return Cause(CauseId.KV_CACHE, {"kv_usage_max": usage})
+    if not _seen(point, lambda state: _at_least(state.kv_usage, FULL_CACHE)):
+        return None
+    return Cause(CauseId.KV_CACHE, {"kv_usage_max": point.server.kv_usage_max})
 
 
 def _preempted(point: PointAnalysis) -> Cause | None:
@@ -214,22 +188,26 @@ def _batch_limit(point: PointAnalysis, slots: Maybe[int]) -> Cause | None:
     server = point.server
     if isinstance(server, Missing) or isinstance(server.running_max, Missing):
         return None
-    if not isinstance(slots, Missing) and server.running_max >= slots:
-        return Cause(CauseId.BATCH_LIMIT, {"running_max": server.running_max, "slots": slots})
-    least = server.running_min_waiting
-    cached = not isinstance(server.kv_usage_max, Missing) and server.kv_usage_max >= FULL_CACHE
-    if isinstance(least, Missing) or cached or not isinstance(slots, Missing) or not server.running_max:
+    if not isinstance(slots, Missing):
+        full = _seen(point, lambda state: _at_least(state.running, slots))
+        return Cause(CauseId.BATCH_LIMIT, {"running_max": server.running_max, "slots": slots}) if full else None
+    least, most = server.running_min_waiting, server.running_max
+    if isinstance(least, Missing) or not most or least < LEVEL_RUNNING * most or _kv_cache(point) is not None:
         return None
-    if least < LEVEL_RUNNING * server.running_max:
+    if not _seen(point, lambda state: _above_zero(state.waiting)):
         return None
-    return Cause(CauseId.BATCH_LIMIT, {"running_max": server.running_max, "running_min_waiting": least})
+    return Cause(CauseId.BATCH_LIMIT, {"running_max": most, "running_min_waiting": least})
+
+
+def _above_zero(value: Maybe[float]) -> bool:
+    return not isinstance(value, Missing) and value > 0
 
 
 def _waits(point: PointAnalysis) -> Cause | None:
     server = point.server
     if isinstance(server, Missing) or isinstance(server.waiting_mean, Missing) or isinstance(server.waiting_max, Missing):
         return None
-    if server.waiting_max <= 0:
+    if not _seen(point, lambda state: _above_zero(state.waiting)):
         return None
     figures = {"waiting_mean": server.waiting_mean, "waiting_max": server.waiting_max}
     for name in ("waiting_first", "waiting_last"):

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from llm_perf_opt.analysis.serving.agreement import AgreedFigure, agreement
 from llm_perf_opt.analysis.serving.breakdown import Int64, ModelSteps, RequestParts, model_steps, request_parts
 from llm_perf_opt.analysis.serving.generator import GeneratorCheck, generator_checks, issued_rate
-from llm_perf_opt.analysis.serving.requests import LATENCIES, LEAST_REQUESTS, Latency, latency
+from llm_perf_opt.analysis.serving.outcome import LoadOutcome, outcome_of, window_of
+from llm_perf_opt.analysis.serving.requests import LATENCIES, Estimate, Latency, latency
 from llm_perf_opt.analysis.serving.server import ServerLoad, ServerState, server_load, state_of
-from llm_perf_opt.analysis.serving.slo import Goodput, Slo, goodput
-from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.analysis.serving.slo import Goodput, Slo
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords, MetricsSample, RequestSpan
 
-STEADY_TIMES = 3.0
-"""How many times the median end-to-end time requests must be sent for."""
+_NOT_MEASURED = Missing("not measured")
 _PROFILED = Missing("the server ran under its profiler, which slows it")
 
 
@@ -40,6 +39,8 @@ class PointAnalysis:
     """Why there are no requests to analyze."""
     requests: int
     failed: int
+    cut: int
+    """Stopped by the end of the measurement: neither succeeded nor failed."""
     errors: tuple[tuple[str, int], ...]
     """Error and how many requests ended with it, the most frequent first."""
     latencies: dict[str, Maybe[Latency]]
@@ -48,8 +49,8 @@ class PointAnalysis:
     output_rate: Maybe[float]
     """Output tokens of successful requests per second, over the same time."""
     issued_rate: Maybe[float]
-    kept_up: Maybe[float]
-    """The rate at which requests end ÷ the rate at which they are sent. 1: the server keeps up."""
+    kept_up: Maybe[Estimate]
+    """The rate at which requests end ÷ the rate at which they are sent, with its 95 % interval. 1: the server keeps up."""
     goodput: Maybe[Goodput]
     checks: tuple[GeneratorCheck, ...]
     agreement: tuple[AgreedFigure, ...]
@@ -60,17 +61,35 @@ class PointAnalysis:
     steps: Maybe[ModelSteps]
     generator: str = ""
     notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Files of this load that could not be read, and what went wrong next to it."""
     short: bool = False
-    """Whether requests were sent for less than `STEADY_TIMES` the median end-to-end time."""
+    """Whether requests were sent for too short a time for a steady state (`pace.STEADY_TIMES`)."""
+    lasting: bool = False
+    """Whether they were sent for long enough to conclude that the server falls behind (`pace.LASTING_TIMES`)."""
+    steady_rate: Maybe[float] = _NOT_MEASURED
+    """Output tokens per second from the first end to the last start."""
+    objective: bool = False
+    """Whether there is an objective."""
 
     @property
     def failed_share(self) -> float:
-        """The share of requests that failed."""
-        return self.failed / self.requests if self.requests else 0.0
+        """The share of requests that failed, of those that ended."""
+        return self.outcome.failed_share if self.outcome else 0.0
+
+    @property
+    def outcome(self) -> LoadOutcome | None:
+        """What decides whether it was carried; None without requests, and under the profiler."""
+        if self.unusable is not None or self.point.profiled:
+            return None
+        return LoadOutcome(
+            self.point, self.requests, self.failed, self.cut, self.kept_up, self.short, self.lasting, self.steady_rate,
+            self.goodput, self.objective,
+        )  # fmt: skip
 
     def typical(self, key: str) -> Maybe[float]:
         """Return the median of a latency."""
-        found = self.latencies.get(key, Missing("not measured"))
+        found = self.latencies.get(key, _NOT_MEASURED)
         return found if isinstance(found, Missing) else found.typical
 
 
@@ -80,9 +99,8 @@ def analyze_point(load: MeasuredLoad, slo: Maybe[Slo]) -> PointAnalysis:
         return _without_requests(load, load.records)
     records = with_unix_times(load.records, load.point)
     requests, point = records.requests, load.point
-    window = _window(records)
-    good = [request for request in requests if not request.error]
-    rate, output = _rates(records, window)
+    outcome = outcome_of(point, records, slo)
+    rate, output = _rates(records, window_of(records))
     states = () if isinstance(load.samples, Missing) else tuple(map(state_of, load.samples))
     start, end = _span(records, point)
     figures = {entry.key: _PROFILED if point.profiled else latency(entry, requests) for entry in LATENCIES}
@@ -90,14 +108,15 @@ def analyze_point(load: MeasuredLoad, slo: Maybe[Slo]) -> PointAnalysis:
         point=point,
         unusable=None,
         requests=len(requests),
-        failed=len(requests) - len(good),
-        errors=tuple(Counter(request.error for request in requests if request.error).most_common()),
+        failed=outcome.failed,
+        cut=outcome.cut,
+        errors=tuple(Counter(request.error for request in requests if request.failed).most_common()),
         latencies=figures,
         request_rate=_PROFILED if point.profiled else rate,
         output_rate=_PROFILED if point.profiled else output,
         issued_rate=issued_rate(records),
-        kept_up=_PROFILED if point.profiled else kept_up(records),
-        goodput=_PROFILED if point.profiled else goodput(requests, slo, window),
+        kept_up=_PROFILED if point.profiled else outcome.kept_up,
+        goodput=_PROFILED if point.profiled else outcome.goodput,
         checks=generator_checks(records, point),
         agreement=agreement(records, rate, output),
         server=load.samples if isinstance(load.samples, Missing) else server_load(states, start, end),
@@ -107,14 +126,31 @@ def analyze_point(load: MeasuredLoad, slo: Maybe[Slo]) -> PointAnalysis:
         steps=model_steps(requests, load.steps),
         generator=records.generator,
         notes=(*records.notes, *_chunk_notes(records)),
-        short=records.arrival != "burst" and _is_short(records),
+        problems=problems_of(load),
+        short=outcome.short,
+        lasting=outcome.lasting,
+        steady_rate=_PROFILED if point.profiled else outcome.steady_rate,
+        objective=outcome.objective,
     )
+
+
+def problems_of(load: MeasuredLoad) -> tuple[str, ...]:
+    """Return what was recorded next to a load but cannot be used, with reasons."""
+    named = (
+        (load.point.metrics, "metrics", load.samples),
+        (load.point.spans, "spans", load.spans),
+        (load.point.trace, "trace", load.steps),
+    )
+    unread = [f"the server's {what}: {found.why}" for file, what, found in named if file and isinstance(found, Missing)]
+    empty = ["the server's metrics: no sample can be read"] if load.point.metrics and load.samples == () else []
+    return (*load.point.problems, *empty, *unread)
 
 
 def _without_requests(load: MeasuredLoad, why: Missing) -> PointAnalysis:
     nothing: dict[str, Maybe[Latency]] = {definition.key: why for definition in LATENCIES}
     return PointAnalysis(
-        load.point, why, 0, 0, (), nothing, why, why, why, why, why, (), (), why, (), load.point.started_ns, why, why
+        load.point, why, 0, 0, 0, (), nothing, why, why, why, why, why, (), (), why, (), load.point.started_ns, why, why,
+        problems=problems_of(load),
     )  # fmt: skip
 
 
@@ -135,15 +171,6 @@ def with_unix_times(records: LoadRecords, point: LoadPoint) -> LoadRecords:
     return replace(records, requests=moved, clock="unix")
 
 
-def _window(records: LoadRecords) -> Maybe[int]:
-    """Return the time from the first start to the last end."""
-    if records.clock == "none":
-        return Missing("the file does not say when requests were sent")
-    start = min((request.sent_ns for request in records.requests), default=0)
-    end = max((request.end_ns for request in records.requests), default=0)
-    return end - start if end > start else Missing("the requests took no time")
-
-
 def _rates(records: LoadRecords, window: Maybe[int]) -> tuple[Maybe[float], Maybe[float]]:
     if isinstance(window, Missing):
         return window, window
@@ -153,23 +180,6 @@ def _rates(records: LoadRecords, window: Maybe[int]) -> tuple[Maybe[float], Mayb
     tokens = sum(count for count in counts if not isinstance(count, Missing))
     output = Missing(f"the number of output tokens was {missing.why}") if missing else tokens * 1e9 / window
     return len(good) * 1e9 / window, output
-
-
-def kept_up(records: LoadRecords) -> Maybe[float]:
-    """Return the rate at which requests end (first to last) ÷ the rate at which they are sent. Below 1, they pile up.
-
-    The time of the last request does not lower the ratio of a short load, as it does if both rates are taken over the whole time.
-    """
-    if records.clock == "none":
-        return Missing("the file does not say when requests were sent")
-    sent = [request.sent_ns for request in records.requests]
-    ended = [request.end_ns for request in records.requests if not request.error]
-    if len(ended) < LEAST_REQUESTS:
-        return Missing(f"{len(ended)} requests succeeded; it needs {LEAST_REQUESTS}")
-    sending, ending = max(sent) - min(sent), max(ended) - min(ended)
-    if not sending or not ending:
-        return Missing("all requests were sent or ended at once")
-    return (len(ended) - 1) / ending * sending / (len(sent) - 1)
 
 
 def _span(records: LoadRecords, point: LoadPoint) -> tuple[int, int]:
@@ -187,12 +197,3 @@ def _chunk_notes(records: LoadRecords) -> Sequence[str]:
     if not good or any(not isinstance(request.last_token_ns, Missing) for request in good) or tokens <= chunks:
         return ()
     return ("some chunks hold several tokens, so a gap of ITL may be followed by several",)
-
-
-def _is_short(records: LoadRecords) -> bool:
-    """Return whether requests were sent for too short a time for a steady state: until then, the server fills."""
-    good = [request for request in records.requests if not request.error]
-    if records.clock == "none" or not good:
-        return False
-    sending = max(request.sent_ns for request in good) - min(request.sent_ns for request in good)
-    return sending < STEADY_TIMES * percentile([float(request.end_ns - request.sent_ns) for request in good], 0.5)

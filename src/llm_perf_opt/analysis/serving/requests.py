@@ -136,14 +136,15 @@ def latency(definition: LatencyDefinition, requests: Sequence[ServedRequest]) ->
         return found
     pooled = np.concatenate([np.asarray(values, np.float64) for values in found])
     intervals = _intervals(found, block_of(requests))
-    estimates = {name: _estimate(pooled, name, intervals) for name in SHARES}
+    estimates = {name: _estimate(pooled, len(found), name, intervals) for name in SHARES}
     return Latency(definition.key, len(pooled), len(found), float(pooled.mean()), **estimates)
 
 
-def _estimate(pooled: Floats, name: str, intervals: Maybe[dict[str, tuple[float, float]]]) -> Maybe[Estimate]:
+def _estimate(pooled: Floats, requests: int, name: str, intervals: Maybe[dict[str, tuple[float, float]]]) -> Maybe[Estimate]:
+    """Return a percentile. It needs enough requests: the gaps of one request depend on each other."""
     needed = least_values(SHARES[name])
-    if len(pooled) < needed:
-        return Missing(f"{len(pooled)} values; {name} needs {needed}")
+    if requests < needed:
+        return Missing(f"{name} needs {needed} requests")
     value = float(np.quantile(pooled, SHARES[name]))
     if isinstance(intervals, Missing):
         return Estimate(value, intervals, intervals)

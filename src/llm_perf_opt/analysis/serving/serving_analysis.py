@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.serving.knee import Knee, find_knee
+from llm_perf_opt.analysis.serving.knee import Knee, find_knee, one_per_load
 from llm_perf_opt.analysis.serving.points import MeasuredLoad, PointAnalysis, analyze_point
 from llm_perf_opt.analysis.serving.slo import Slo
 from llm_perf_opt.core.missing import Maybe, Missing
@@ -26,6 +26,8 @@ class ServingAnalysis:
     """In order of their load; profiled ones last."""
     knee: Maybe[Knee]
     env: Maybe[dict[str, object]]
+    problems: tuple[str, ...] = ()
+    """What could not be read or written, apart from the loads."""
 
     @property
     def measured(self) -> tuple[PointAnalysis, ...]:
@@ -49,16 +51,25 @@ def analyze_loads(
     """Analyze the loads of a run."""
     points = [analyze_point(load, slo) for load in loads]
     points.sort(key=lambda point: (point.point.profiled, point.point.kind, point.point.asked, point.point.number))
-    return ServingAnalysis(run, manifest, server, slo, tuple(points), find_knee(curve_of(points), slots_of(server)), env)
+    return ServingAnalysis(run, manifest, server, slo, tuple(points), find_knee(_loads_of_curve(points), slots_of(server)), env)
 
 
 def curve_of(points: Sequence[PointAnalysis]) -> tuple[PointAnalysis, ...]:
-    """Return the points of one curve: rates or concurrencies, whichever are more, without bursts if there is anything else."""
-    usable = [point for point in points if not point.point.profiled and point.unusable is None]
-    steady = [point for point in usable if point.point.arrival != "burst"] or usable
-    rates = [point for point in steady if point.point.kind == "rate"]
-    others = [point for point in steady if point.point.kind != "rate"]
-    return tuple(rates if len(rates) >= len(others) else others)
+    """Return the points of one curve: rates or concurrencies, whichever are more, without bursts if there is anything else.
+
+    Of several loads of the same size, the one with the most requests counts.
+    """
+    return tuple(point for point in one_per_load(_loads_of_curve(points)) if point.unusable is None)
+
+
+def _loads_of_curve(points: Sequence[PointAnalysis]) -> list[PointAnalysis]:
+    """Return the same points with those that left no requests."""
+    measured = [point for point in points if not point.point.profiled]
+    steady = [point for point in measured if point.point.arrival != "burst"]
+    found = steady if any(point.unusable is None for point in steady) else measured
+    usable = [point.point.kind for point in found if point.unusable is None]
+    kind = "rate" if usable.count("rate") >= usable.count("concurrency") else "concurrency"
+    return [point for point in found if point.point.kind == kind]
 
 
 def slots_of(server: Maybe[ServerFacts]) -> Maybe[int]:

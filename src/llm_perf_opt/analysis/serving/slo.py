@@ -37,7 +37,8 @@ class Goodput:
 
     good: int
     requests: int
-    """All that were sent; failed ones do not meet it."""
+    """All that can be judged: failed ones do not meet it, those that the end of the measurement cut are left out unless they
+    had already exceeded a limit."""
     share: float
     share_low: float
     """95 % interval of the share (Wilson)."""
@@ -75,17 +76,26 @@ def goodput(requests: Sequence[ServedRequest], slo: Maybe[Slo], window_ns: Maybe
     """Return how many requests met the objective, and how many per second."""
     if isinstance(slo, Missing):
         return slo
-    if not requests:
-        return Missing("no request was sent")
+    judged = [request for request in requests if not request.cut or _exceeded(request, slo)]
+    if not judged:
+        return Missing("no request was sent" if not requests else "the measurement ended before any request did")
     good = 0
-    for request in requests:
+    for request in judged:
         met = meets(request, slo)
         if isinstance(met, Missing):
             return met
         good += met
-    low, high = share_interval(good, len(requests))
+    low, high = share_interval(good, len(judged))
     rate = window_ns if isinstance(window_ns, Missing) else good * 1e9 / window_ns
-    return Goodput(good, len(requests), good / len(requests), low, high, rate)
+    return Goodput(good, len(judged), good / len(judged), low, high, rate)
+
+
+def _exceeded(request: ServedRequest, slo: Slo) -> bool:
+    """Return whether a request that was cut had taken longer than the objective allows already."""
+    first = request.token_ns[0] if request.token_ns else request.end_ns
+    limits = slo.limits
+    late = first - request.sent_ns > limits.get("ttft", math.inf)
+    return late or request.end_ns - request.sent_ns > limits.get("e2e", math.inf)
 
 
 def meets(request: ServedRequest, slo: Slo) -> Maybe[bool]:

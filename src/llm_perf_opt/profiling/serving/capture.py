@@ -1,8 +1,9 @@
 """Fill a run folder with loads on a server: start it or attach to it, drive it load by load, and profile a short one."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,36 +12,32 @@ from typing import Any
 import yaml
 
 from llm_perf_opt import __version__
+from llm_perf_opt.analysis.serving.outcome import verdict
 from llm_perf_opt.analysis.serving.slo import recorded_slo
 from llm_perf_opt.config.composition import config_to_yaml
 from llm_perf_opt.config.serving import LoadRequest
-from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, interrupted
-from llm_perf_opt.core.missing import Missing
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, interrupted
+from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
-from llm_perf_opt.core.serving_records import ServerFacts
+from llm_perf_opt.core.serving_records import LOAD_PREFIX, SERVER, ServerFacts, load_name
 from llm_perf_opt.profiling.passes import Listener, begin_pass, closed
 from llm_perf_opt.profiling.provenance import environment
-from llm_perf_opt.profiling.serving.http import check_request
-from llm_perf_opt.profiling.serving.load import (
-    Driven,
-    Rig,
-    drive,
-    pass_name,
-    profiled_requests,
-)
-from llm_perf_opt.profiling.serving.profile import profiled_load
+from llm_perf_opt.profiling.serving.http import check_lengths, check_request, served_model
+from llm_perf_opt.profiling.serving.load import Driven, Rig, drive, profiled_requests
+from llm_perf_opt.profiling.serving.profile import NoProfilerError, profiled_load
 from llm_perf_opt.profiling.serving.rates import first_rate, knee, next_rate
 from llm_perf_opt.profiling.serving.request import Prepared, metrics_url_of
 from llm_perf_opt.profiling.serving.server import ServerProcess, model_folder, runner_argv, wait_until_ready
 from llm_perf_opt.profiling.serving.spans import SpanReceiver
 from llm_perf_opt.profiling.vendor.launch import child_environment
 
-SERVER = "server"
-"""The server's name in `raw/` and run.json."""
-SERVER_FILE = "server.json"
 TRACES = "traces"
 """Where the server's profiler writes, below `raw/server`."""
+_SENDING_SHARE = 0.5
+"""Of the time limit of a load, the share in which requests may be sent when it is repeated."""
+REPEATED_TIMES = 4
+"""A load of the search that cannot be judged is repeated once, with so many times the requests."""
 
 
 # --- the capture ------------------------------------------------------------------------------------------------------
@@ -101,14 +98,16 @@ class _Capture:
         self._tokenizer, self._random_ids = prepared.tokenizer, False
         self._facts = prepared.facts
         self._driven: list[Driven] = []
+        self._e2e_s: dict[float, float] = {}
+        """Load → median end-to-end time there, of loads that the server carries; 0: of a single request."""
         self._ready = False
         self.first_error: LlmPerfError | None = None
 
     @property
     def captured(self) -> bool:
         """Whether a load left records."""
-        return any(one.judgment is not None for one in self._driven) or any(
-            entry.name.startswith("load_") and self._left_records(entry.name) for entry in self._folder.manifest().passes
+        return any(one.outcome is not None for one in self._driven) or any(
+            entry.name.startswith(LOAD_PREFIX) and self._left_records(entry.name) for entry in self._folder.manifest().passes
         )
 
     def _left_records(self, name: str) -> bool:
@@ -176,7 +175,7 @@ class _Capture:
             self._listener.pass_message(SERVER, message)
 
     def _write_facts(self) -> None:
-        write_record(self._folder.raw(SERVER) / SERVER_FILE, self._facts)
+        write_record(self._folder.server_file, self._facts)
 
     def _end(self, server: ServerProcess, error: BaseException | None) -> None:
         """End the server and record how it ended."""
@@ -223,56 +222,102 @@ class _Capture:
             new_tokens=runtime.num_new_tokens,
             seed=self._request.seed + number,
             request_s=self._request.request_s,
-            folder=self._folder.raw(pass_name(number)),
+            folder=self._folder.raw(load_name(number)),
             random_ids=self._random_ids,
         )
 
     def drive_all(self, rig: Rig) -> None:
         """Put every load on the server, then profile one."""
-        runtime = self._request.config.runtime
-        asked = check_request(
-            self._facts.url, self._facts.model, runtime.prompt_tokens, runtime.num_new_tokens, self._request.request_s
-        )
+        self._e2e_s[0.0] = self._single_request()
         loads = self._request.rates or self._request.concurrency
-        tried: dict[float, bool] = {}
-        load: float | None = loads[0] if loads else first_rate(asked)
-        while load is not None:
-            tried[load] = self._drive_one(rig, load)
-            if loads:
-                load = next((other for other in loads if other not in tried), None)
-            else:
-                load = next_rate(tried, self._request.points)
-        if rig.server is not None and self._request.profiled:
-            low, high = knee(tried)
-            at = self._request.profile or low or high
-            if at is not None:
-                self._profile(rig, at)
+        low: float | None
+        high: float | None
+        if loads:
+            carried = {load: self._carried(self._drive_one(rig, load)) for load in loads}
+            low, high = knee({load: found for load, found in carried.items() if not isinstance(found, Missing)})
+        else:
+            low, high = self._search(rig)
+        at = self._request.profile or low or high or (loads[0] if loads else None)
+        if self._request.profiled and at is not None:
+            self._profile(rig, at)
 
-    def _drive_one(self, rig: Rig, load: float) -> bool:
-        """Return whether the server kept up; raise if no further load can be put on it."""
+    def _single_request(self) -> float:
+        """Return the seconds of one request; raise if the server does not answer it, or its lengths do not fit the model."""
+        runtime, facts = self._request.config.runtime, self._facts
+        with suppress(ResourceError):  # a server without a list of models
+            check_lengths(served_model(facts.url, facts.model), runtime.prompt_tokens, runtime.num_new_tokens)
+        limit = self._time_left(self._request.request_s)
+        return check_request(facts.url, facts.model, runtime.prompt_tokens, runtime.num_new_tokens, limit)
+
+    def _search(self, rig: Rig) -> tuple[float | None, float | None]:
+        """Look for the knee; return the highest rate that was carried and the lowest that was not."""
+        tried: dict[float, bool] = {}
+        rate: float | None = first_rate(self._e2e_s[0.0])
+        while rate is not None:
+            driven = self._drive_one(rig, rate)
+            carried = self._carried(driven)
+            if isinstance(carried, Missing) and driven.error is None:
+                carried = self._carried(self._drive_one(rig, rate, self._repeated(rate, driven.point.requests)))
+            if isinstance(carried, Missing):
+                self._note(f"The search for the knee ended at {rate:g} requests/s, which cannot be judged: {carried.why}")
+                break
+            tried[rate] = carried
+            rate = next_rate(tried, self._request.points)
+        return knee(tried)
+
+    def _repeated(self, rate: float, requests: int) -> int:
+        """Return the requests of a load that is repeated: as many more as fit its time limit."""
+        fitting = math.floor(rate * _SENDING_SHARE * self._time_for_a_load())
+        return max(requests, min(REPEATED_TIMES * requests, fitting))
+
+    def _carried(self, driven: Driven) -> Maybe[bool]:
+        if driven.outcome is None:
+            return Missing("the load left no records")
+        lower = [one.outcome for one in self._driven if one.outcome and one.point.asked < driven.point.asked]
+        return verdict(driven.outcome, sorted(lower, key=lambda one: one.point.asked)).carried
+
+    def _drive_one(self, rig: Rig, load: float, requests: int | None = None) -> Driven:
+        """Put one load on the server; raise if no further load can be put on it."""
         number = len(self._driven) + 1
-        driven = drive(rig, self._load(number, load, self._request.requests_at(load)), number, self._time_for_a_load())
+        smaller = max(tried for tried in self._e2e_s if tried < load)
+        count = requests or self._request.requests_at(load, self._e2e_s[smaller])
+        driven = drive(rig, self._load(number, load, count), number, self._time_for_a_load())
         self._driven.append(driven)
+        piling = self._request.kind == "rate" and self._carried(driven) is False  # times then grow with the length of the load
+        if driven.e2e_s is not None and not piling:
+            self._e2e_s[load] = driven.e2e_s
         self.first_error = self.first_error or driven.error
-        judged = driven.judgment
+        found = driven.outcome
         dead = rig.server is not None and not rig.server.alive
-        if driven.error and (dead or judged is None or judged.failed == judged.sent):
+        if driven.error and (dead or found is None or found.failed == found.requests):
             raise driven.error
-        return judged is not None and judged.kept_up and driven.error is None
+        return driven
 
     def _profile(self, rig: Rig, load: float) -> None:
+        """Profile a load. A server that cannot be profiled is an error only if the user asked for the profile."""
+        if rig.server is None:
+            self._note("The server was not profiled: llm-perf did not start it, and it writes its trace where it runs")
+            return
         number = len(self._driven) + 1
         requests = profiled_requests(load, self._request.kind, self._request.requests, self._request.profile_s)
-        driven = profiled_load(
-            rig,
-            self._prepared.server,
-            self._folder.raw(SERVER) / TRACES,
-            self._load(number, load, requests),
-            number,
-            self._time_for_a_load(),
-        )
+        made, traces = self._load(number, load, requests), self._folder.raw(SERVER) / TRACES
+        try:
+            driven = profiled_load(rig, self._prepared.server, traces, made, number, self._time_left)
+        except NoProfilerError as error:
+            if self._request.profile is not None:
+                raise
+            self._note(f"The server was not profiled: {error.fact}")
+            return
         self._driven.append(driven)
         self.first_error = self.first_error or driven.error
+
+    def _note(self, note: str) -> None:
+        self._facts = replace(self._facts, notes=(*self._facts.notes, note.rstrip(".") + "."))
+        self._write_facts()
+
+    def _time_left(self, limit_s: float) -> float:
+        """Return how long a wait may take: at most the limit, and not beyond that of the run or of a load."""
+        return min(limit_s, self._time_for_a_load())
 
     def _time_for_a_load(self) -> float:
         left = self._left()

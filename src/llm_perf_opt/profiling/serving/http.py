@@ -42,26 +42,43 @@ class Answered:
 
 
 def ask(url: str, *, body: dict[str, Any] | None = None, post: bool = False, timeout_s: float = _ASK_S) -> Answered:
-    """Return the answer to a GET, or to a POST with this body. Never raises for what a server does."""
+    """Return the answer to a GET, or to a POST with this body. Never raises for what a server does.
+
+    The limit is for the whole answer: a server that sends a byte now and then does not extend it.
+    """
+    deadline = time.monotonic() + timeout_s
     data = json.dumps(body).encode() if body is not None else b"" if post else None
     headers = {"Content-Type": "application/json"} if body is not None else {}
     request = urllib.request.Request(url, data=data, headers=headers, method="POST" if data is not None else "GET")  # noqa: S310
     try:
         with _DIRECT.open(request, timeout=timeout_s) as response:
-            return Answered(response.status, response.read(_MOST_BYTES))
+            return Answered(response.status, _body(response, deadline))
     except urllib.error.HTTPError as error:
         with error:
-            return Answered(error.code, _rest(error))
+            return Answered(error.code, _rest(error, deadline))
     except (OSError, ValueError) as error:  # refused, reset, timed out; http.client raises ValueErrors
         return Answered(0, why=str(getattr(error, "reason", "") or error) or type(error).__name__)
     except Exception as error:  # noqa: BLE001 - http.client.HTTPException and its kin: a broken answer is no answer
         return Answered(0, why=f"{type(error).__name__}: {error}")
 
 
-def _rest(error: urllib.error.HTTPError) -> bytes:
+def _body(response: Any, deadline: float) -> bytes:
+    """Return what arrives before the deadline, as far as it fits; raise a TimeoutError if it does not end by then."""
+    found = bytearray()
+    while len(found) < _MOST_BYTES:
+        piece = response.read1(_MOST_BYTES - len(found))
+        if not piece:
+            break
+        found += piece
+        if time.monotonic() > deadline:
+            raise TimeoutError("timed out: the answer did not end")
+    return bytes(found)
+
+
+def _rest(error: urllib.error.HTTPError, deadline: float) -> bytes:
     try:
-        return error.read(_MOST_BYTES)
-    except OSError:
+        return _body(error.fp, deadline) if hasattr(error.fp, "read1") else b""
+    except Exception:  # noqa: BLE001 - the code is the answer; its text may be cut off
         return b""
 
 
@@ -101,6 +118,8 @@ class ServedModel:
     owner: str
     root: str
     """Where its weights come from, as the server names it."""
+    context: int | None = None
+    """The most tokens of a request with its answer, if the server says."""
 
 
 def served_model(url: str, wanted: str | None = None) -> ServedModel:
@@ -118,7 +137,24 @@ def served_model(url: str, wanted: str | None = None) -> ServedModel:
     if wanted is None and len(names) > 1:
         raise ConfigError(f"The server serves {len(names)} models.", f"Choose one with --served-model: {', '.join(names[:10])}.")
     entry = found[names.index(wanted) if wanted else 0]
-    return ServedModel(str(entry["id"]), str(entry.get("owned_by") or ""), str(entry.get("root") or ""))
+    return _model(entry)
+
+
+def _model(entry: dict[str, Any]) -> ServedModel:
+    context = entry.get("max_model_len")
+    known = isinstance(context, int) and not isinstance(context, bool) and context > 0
+    return ServedModel(
+        str(entry["id"]), str(entry.get("owned_by") or ""), str(entry.get("root") or ""), context if known else None
+    )
+
+
+def check_lengths(model: ServedModel, prompt_tokens: int, new_tokens: int) -> None:
+    """Raise a ConfigError if requests of these lengths do not fit the model's context."""
+    if model.context is not None and prompt_tokens + new_tokens > model.context:
+        raise ConfigError(
+            f"{prompt_tokens} prompt and {new_tokens} new tokens do not fit '{model.name}': its context is {model.context}.",
+            "Lower runtime.prompt_tokens or runtime.num_new_tokens, or start the server with a longer context.",
+        )
 
 
 def check_request(url: str, model: str, prompt_tokens: int, new_tokens: int, timeout_s: float) -> float:

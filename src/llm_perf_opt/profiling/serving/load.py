@@ -1,24 +1,35 @@
 """Put one load on a server: run the generator next to the samplers, check what it left, and write `point.json`."""
 
 import math
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
+from llm_perf_opt.analysis.serving.outcome import LoadOutcome, outcome_of
 from llm_perf_opt.analysis.serving.slo import Slo
 from llm_perf_opt.config.serving import LoadRequest
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_record
-from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords, ServerFacts
+from llm_perf_opt.core.serving_records import (
+    METRICS_FILE,
+    POINT_FILE,
+    SPANS_FILE,
+    LoadPoint,
+    LoadRecords,
+    ServedRequest,
+    ServerFacts,
+    load_name,
+)
 from llm_perf_opt.profiling.passes import TICK, Listener, begin_pass
 from llm_perf_opt.profiling.serving.generators import LocatedGenerator, generator_environment
 from llm_perf_opt.profiling.serving.metrics import MetricsSampler
-from llm_perf_opt.profiling.serving.rates import Judgment, judge
 from llm_perf_opt.profiling.serving.server import ServerProcess, last_lines
 from llm_perf_opt.profiling.serving.spans import SpanReceiver
 from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished, run_child, verdict
@@ -27,8 +38,9 @@ from llm_perf_opt.traces.serving.load_file import read_load
 
 GRACE_S = (15.0, 5.0, 5.0)
 """Seconds after SIGINT, SIGTERM and SIGKILL for a generator, which writes its records when it is interrupted."""
-POINT_FILE, METRICS_FILE, SPANS_FILE = "point.json", "metrics.jsonl", "spans.jsonl"
 _TIMEOUT = ("timeout", "timed out")
+_ANSWERED = re.compile(r"[1-5]\d\d\b")
+"""The start of an error that a server answered, such as `504 Gateway Timeout`."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +48,12 @@ class Driven:
     """One load, as it went."""
 
     point: LoadPoint
-    judgment: Judgment | None
+    outcome: LoadOutcome | None
     """None if the generator left no records."""
     error: LlmPerfError | None = None
     """Why it is not complete."""
+    e2e_s: float | None = None
+    """Median end-to-end time of the successful requests."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +85,6 @@ class _ServerWatch:
         return None if self._server.alive else self._server.death()
 
 
-def pass_name(number: int) -> str:
-    """Return the name of a load in `raw/` and run.json."""
-    return f"load_{number:02d}"
-
-
 def words(load: LoadRequest) -> str:
     """Return a load as shown to users."""
     return f"{load.asked:g} requests/s" if load.kind == "rate" else f"{load.asked:g} at a time"
@@ -83,7 +92,7 @@ def words(load: LoadRequest) -> str:
 
 def drive(rig: Rig, load: LoadRequest, number: int, timeout_s: float, *, profiled: bool = False) -> Driven:
     """Run one load to its end and record it. An interrupt is raised after what was captured has been recorded."""
-    name = pass_name(number)
+    name = load_name(number)
     place = rig.folder.raw(name)
     argv = (*rig.located.launch, *rig.located.generator.arguments(load))
     begin_pass(rig.folder, name, argv)
@@ -94,18 +103,19 @@ def drive(rig: Rig, load: LoadRequest, number: int, timeout_s: float, *, profile
     write_record(place / POINT_FILE, point)
     stopped: LlmPerfError | None = None
     finished: Finished | None = None
+    problems: list[str] = []
     try:
-        finished = _run(rig, name, argv, timeout_s)
+        finished = _run(rig, name, argv, timeout_s, problems)
     except LlmPerfError as raised:
         stopped = raised
-    driven = _ended(rig, point, load, finished, stopped)
+    driven = _ended(rig, replace(point, problems=tuple(problems)), load, finished, stopped)
     write_record(place / POINT_FILE, driven.point)
     entry = replace(
         entry,
         status="complete" if driven.point.status == "complete" else "failed",
         exit_code=finished.exit_code if finished else None,
         seconds=round((driven.point.ended_ns - point.started_ns) / 1e9, 3),
-        why=driven.point.why or _failures(driven.judgment),
+        why=driven.point.why or _failures(driven.outcome),
         remedy=driven.error.remedy if driven.error else "",
     )
     rig.folder.update_pass(entry)
@@ -137,15 +147,18 @@ def _begun(rig: Rig, number: int, load: LoadRequest, *, profiled: bool) -> LoadP
     )
 
 
-def _run(rig: Rig, name: str, argv: Sequence[str], timeout_s: float) -> Finished:
+def _run(rig: Rig, name: str, argv: Sequence[str], timeout_s: float, problems: list[str]) -> Finished:
+    """Run the generator to its end. What goes wrong next to it is added to `problems`."""
     place, log = rig.folder.raw(name), rig.folder.log_file(name)
     with ExitStack() as stack:
         sampler = None
         if not isinstance(rig.facts.metrics_url, Missing):
-            sampler = stack.enter_context(MetricsSampler(rig.facts.metrics_url, place / METRICS_FILE))
+            sampler = MetricsSampler(rig.facts.metrics_url, place / METRICS_FILE)
+            stack.callback(lambda: problems.extend(sampler.problems))
+            stack.enter_context(sampler)
         if rig.spans is not None:
             rig.spans.write_to(place / SPANS_FILE)
-            stack.callback(rig.spans.write_to, None)
+            stack.callback(lambda: problems.extend(_end_spans(rig.spans)))
 
         def tick() -> None:
             text = _queue(sampler.last) if sampler else ""
@@ -162,6 +175,14 @@ def _run(rig: Rig, name: str, argv: Sequence[str], timeout_s: float) -> Finished
         )
 
 
+def _end_spans(spans: SpanReceiver | None) -> list[str]:
+    """Stop writing spans; return what could not be read."""
+    if spans is None:
+        return []
+    spans.write_to(None)
+    return [f"{spans.refused} exports of spans could not be read, the last because {spans.problem}"] if spans.refused else []
+
+
 def _queue(series: Mapping[str, float]) -> str:
     """Return how many requests run and wait, as far as the server's metrics say."""
     found = []
@@ -173,16 +194,17 @@ def _queue(series: Mapping[str, float]) -> str:
 
 def _ended(rig: Rig, point: LoadPoint, load: LoadRequest, finished: Finished | None, stopped: LlmPerfError | None) -> Driven:
     """Return the load with its outcome: what the generator recorded, and why it is not complete."""
-    place = rig.folder.raw(pass_name(point.number))
-    error = stopped or _error(rig, load, finished, rig.folder.log_file(pass_name(point.number)))
+    place = rig.folder.raw(load_name(point.number))
+    error = stopped or _error(rig, load, finished, rig.folder.log_file(load_name(point.number)))
     records: LoadRecords | None = None
     try:
         records = read_load(place / point.file, cut_short=error is not None)[0]
     except ParseError as unread:
         error = error or CaptureError(f"The load generator left no records: {unread.fact}", unread.remedy)
     sent = len(records.requests) if records else 0
-    if records is not None:
-        error = error or _incomplete(records, load)
+    alive = rig.server is None or rig.server.alive
+    if records is not None and (error is None or (alive and _all_failed_by_themselves(records, finished))):
+        error = _incomplete(records, load) or error
     point = replace(
         point,
         ended_ns=time.time_ns(),
@@ -191,7 +213,10 @@ def _ended(rig: Rig, point: LoadPoint, load: LoadRequest, finished: Finished | N
         metrics=METRICS_FILE if _written(place / METRICS_FILE) else "",
         spans=SPANS_FILE if _written(place / SPANS_FILE) else "",
     )
-    return Driven(point, judge(records, rig.slo) if records and sent else None, error)
+    if records is None or not sent:
+        return Driven(point, None, error)
+    took = [(request.end_ns - request.sent_ns) / 1e9 for request in records.requests if not request.error]
+    return Driven(point, outcome_of(point, records, rig.slo), error, median(took) if took else None)
 
 
 def _written(file: Path) -> bool:
@@ -221,7 +246,7 @@ def _error(rig: Rig, load: LoadRequest, finished: Finished | None, log: Path) ->
 
 def _incomplete(records: LoadRecords, load: LoadRequest) -> LlmPerfError | None:
     """Return why records are not those of a whole load: some are missing, or a request was given up."""
-    late = sum(any(word in request.error.lower() for word in _TIMEOUT) for request in records.requests)
+    late = sum(map(_given_up, records.requests))
     if late:
         return CaptureError(
             f"{late} of {len(records.requests)} requests took longer than {load.request_s:g} s and were given up.",
@@ -237,9 +262,20 @@ def _incomplete(records: LoadRecords, load: LoadRequest) -> LlmPerfError | None:
     return None
 
 
-def _failures(judgment: Judgment | None) -> str:
+def _all_failed_by_themselves(records: LoadRecords, finished: Finished | None) -> bool:
+    """Return whether no request succeeded though nothing was stopped: their errors say more than the generator's exit code."""
+    ended = finished is not None and not finished.timed_out and finished.stopped is None
+    return ended and all(request.failed for request in records.requests)
+
+
+def _given_up(request: ServedRequest) -> bool:
+    """Return whether the generator gave up a request; an error that the server answered is no such case."""
+    return not _ANSWERED.match(request.error) and any(word in request.error.lower() for word in _TIMEOUT)
+
+
+def _failures(outcome: LoadOutcome | None) -> str:
     """Return a note about failed requests of a complete load."""
-    return f"{judgment.failed} of {judgment.sent} requests failed." if judgment and judgment.failed else ""
+    return f"{outcome.failed} of {outcome.requests} requests failed." if outcome and outcome.failed else ""
 
 
 def profiled_requests(load: float, kind: str, requests: int, seconds: float) -> int:

@@ -34,8 +34,18 @@ class MetricsSampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self.samples = 0
+        self._failed, self._last_failure = 0, ""
         self.last: dict[str, float] = {}
         """The latest sample."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Scrapes that failed, with the reason of the last one."""
+        if not self._failed:
+            return []
+        return [
+            f"{self._failed} of {self._failed + self.samples} scrapes of the metrics failed, the last with {self._last_failure}"
+        ]
 
     def __enter__(self) -> "MetricsSampler":
         self._thread.start()
@@ -60,7 +70,12 @@ class MetricsSampler:
         at_ns = time.time_ns()
         answer = ask(self._url, timeout_s=self._every_s * 4)
         series = load_series(answer.body.decode(errors="replace")) if answer.code == 200 else {}
-        if series:
+        if not series:
+            self._failed += 1
+            self._last_failure = (
+                "no series about load" if answer.code == 200 else f"{answer.code or 'no answer'} {answer.text}".strip()
+            )
+        else:
             file.write(msgspec.json.encode(MetricsSample(at_ns, series)) + b"\n")
             file.flush()
             self.samples += 1

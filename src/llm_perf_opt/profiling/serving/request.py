@@ -13,8 +13,14 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.missing import Maybe
 from llm_perf_opt.core.serving_records import LoadKind, ServerFacts
 from llm_perf_opt.profiling.serving.generators import LocatedGenerator, locate_generator
-from llm_perf_opt.profiling.serving.http import ask, check_url, free_port, served_model
+from llm_perf_opt.profiling.serving.http import ServedModel, ask, check_lengths, check_url, free_port, served_model
 from llm_perf_opt.profiling.serving.metrics import load_series
+
+STEADY_LOAD_TIMES = 3.5
+"""A load goes on for at least so many times the end-to-end time of a request: a little more than a steady state needs."""
+LEAST_TURNS = 10
+"""Requests one after the other in each place of a closed loop."""
+LEAST_E2E_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class ServingRequest:
     """Limits of a good request, as `ttft=200ms,tpot=20ms`; empty: none."""
     requests: int = 100
     least_s: float = 10.0
-    """A rate is kept up for at least this many seconds, with more requests if needed."""
+    """A load goes on for at least this many seconds, with more requests if needed; 0: `requests` is enough."""
     warmup: int = 5
     points: int = 8
     """The most loads of a bisection."""
@@ -54,9 +60,18 @@ class ServingRequest:
     startup_s: float = 900.0
     timeout_s: float = 3600.0
 
-    def requests_at(self, load: float) -> int:
-        """Return how many requests a load has: a high rate needs more of them to reach a steady state."""
-        return max(self.requests, math.ceil(load * self.least_s)) if self.kind == "rate" else self.requests
+    def requests_at(self, load: float, e2e_s: float) -> int:
+        """Return how many requests a load has, so that it goes on for `least_s` and reaches a steady state.
+
+        `e2e_s`: the time of a request at the largest smaller load, which is less than at this one. Requests at a time end at a
+        rate of at most load ÷ time; each place takes several requests one after the other.
+        """
+        if not self.least_s:
+            return self.requests
+        seconds = max(self.least_s, STEADY_LOAD_TIMES * e2e_s)
+        if self.kind == "rate":
+            return max(self.requests, math.ceil(load * seconds))
+        return max(self.requests, math.ceil(load * max(LEAST_TURNS, seconds / max(e2e_s, LEAST_E2E_S))))
 
     @property
     def kind(self) -> LoadKind:
@@ -120,12 +135,8 @@ def _attached(request: ServingRequest, located: LocatedGenerator, slo_ns: dict[s
         )
     url = check_url(request.url or "")
     served = served_model(url, request.served_model)
-    tokenizer = request.tokenizer or next((name for name in (served.root, served.name) if Path(name).is_dir()), "")
-    if not tokenizer:
-        raise ConfigError(
-            f"The tokenizer of '{served.name}' is not known: the server names no folder on this machine.",
-            "Give a local folder with it: --tokenizer DIR.",
-        )
+    check_lengths(served, request.config.runtime.prompt_tokens, request.config.runtime.num_new_tokens)
+    tokenizer = _tokenizer(request.tokenizer, served)
     version = ask(url + "/version").json()
     facts = ServerFacts(
         url=url,
@@ -137,6 +148,21 @@ def _attached(request: ServingRequest, located: LocatedGenerator, slo_ns: dict[s
         slo_ns=slo_ns,
     )
     return Prepared(request, located, None, facts, tokenizer)
+
+
+def _tokenizer(given: str | None, served: ServedModel) -> str:
+    """Return the folder of the tokenizer: a generator would download a name that is not a folder."""
+    if given is not None:
+        if not Path(given).expanduser().is_dir():
+            raise ConfigError(f"--tokenizer {given} is not a folder.", "Give a local folder with the tokenizer's files.")
+        return str(Path(given).expanduser().resolve())
+    found = next((name for name in (served.root, served.name) if name and Path(name).is_dir()), None)
+    if found is None:
+        raise ConfigError(
+            f"The tokenizer of '{served.name}' is not known: the server names no folder on this machine.",
+            "Give a local folder with it: --tokenizer DIR.",
+        )
+    return str(Path(found).resolve())
 
 
 def metrics_url_of(url: str, path: str) -> Maybe[str]:

@@ -101,6 +101,8 @@ class ServerProcess:
                 self._thread.join(0.5)
             except KeyboardInterrupt:
                 with suppress(ProcessLookupError, PermissionError):
+                    if not self._pid:  # not started yet; 0 would be this process's own group
+                        continue
                     os.killpg(self._pid, signal.SIGKILL)
 
     @property

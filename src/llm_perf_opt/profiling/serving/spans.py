@@ -5,8 +5,8 @@ have the form that the protobuf library gives these messages in JSON.
 """
 
 import base64
-import gzip
 import json
+import math
 import struct
 import threading
 import zlib
@@ -20,6 +20,10 @@ from llm_perf_opt.core.errors import ParseError
 
 PATH = "/v1/traces"
 _MOST_BYTES = 64 * 2**20
+"""The largest export, packed and unpacked. An exporter sends at most some hundred spans at a time, a kilobyte each."""
+_MOST_DIGITS = 12
+_IDLE_S = 120.0
+"""A connection that is silent for longer is closed."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _KINDS = ("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 
@@ -89,8 +93,10 @@ def _signed(value: _Value) -> str:
     return str(number - 2**64 if number >= 2**63 else number)
 
 
-def _double(value: _Value) -> float:
-    return float(struct.unpack("<d", int(value).to_bytes(8, "little"))[0]) if isinstance(value, int) else 0.0
+def _double(value: _Value) -> float | str:
+    """Return a number; JSON has no NaN and no infinity, which protobuf writes as text."""
+    number = float(struct.unpack("<d", int(value).to_bytes(8, "little"))[0]) if isinstance(value, int) else 0.0
+    return number if math.isfinite(number) else "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def _list(key: str, read: Callable[[bytes], Any]) -> Callable[[bytes], _Message]:
@@ -169,6 +175,17 @@ def decode_traces(data: bytes) -> _Message:
     return _list("resourceSpans", _resource_spans)(data)
 
 
+def _unpacked(body: bytes) -> bytes:
+    """Return a gzip body, or raise a ParseError if it is larger than an export can be, or cut off."""
+    unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    found = unpacking.decompress(body, _MOST_BYTES + 1)
+    if len(found) > _MOST_BYTES:
+        raise ParseError(f"the export is larger than {_MOST_BYTES >> 20} MiB")
+    if not unpacking.eof:
+        raise ParseError("the export is cut off")
+    return found
+
+
 class SpanReceiver:
     """Listens on a free port of loopback and writes each export as a line of the current file; without one it is dropped."""
 
@@ -177,16 +194,19 @@ class SpanReceiver:
         self._file: Path | None = None
         self.exports = 0
         """Exports written to the current file."""
-        self.problem = ""
-        """Why the last export could not be read; empty if none failed."""
+        self.refused, self.problem = 0, ""
+        """Exports since the current file began that could not be read, and why not the last of them."""
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            timeout = _IDLE_S
 
             def do_POST(self) -> None:
                 code = receiver.take(self.path, self.headers, self.rfile.read)
                 self.send_response(code)
+                if code != 200:  # what was not read of the body would be taken for the next request
+                    self.send_header("Connection", "close")
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -216,24 +236,31 @@ class SpanReceiver:
         """Write to this file from now on; return how many exports went to the previous one."""
         with self._lock:
             written, self.exports, self._file = self.exports, 0, file
+            if file is not None:
+                self.refused, self.problem = 0, ""
         return written
 
     def take(self, path: str, headers: Any, read: Callable[[int], bytes]) -> int:
         """Read one export and return the status of its answer."""
         length = str(headers.get("Content-Length") or "")
-        if path != PATH or not length.isdigit() or int(length) > _MOST_BYTES:
-            return 400
-        body = read(int(length))
+        if path != PATH or not (length.isascii() and length.isdigit()) or len(length) > _MOST_DIGITS or int(length) > _MOST_BYTES:
+            return self._refuse(f"an export to {path[:80]} has the length {length[:20]!r}")
         try:
+            body = read(int(length))
             if headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
+                body = _unpacked(body)
             line = json.dumps(decode_traces(body)).encode() + b"\n"
         except (ParseError, OSError, EOFError, zlib.error, RecursionError) as error:
-            self.problem = str(error)
-            return 400
+            return self._refuse(str(error))
         with self._lock:
             if self._file is not None:
                 with self._file.open("ab") as file:
                     file.write(line)
                 self.exports += 1
         return 200
+
+    def _refuse(self, why: str) -> int:
+        with self._lock:
+            self.refused += 1
+            self.problem = why
+        return 400

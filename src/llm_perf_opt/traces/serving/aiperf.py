@@ -6,6 +6,7 @@ includes closing the request and is used only for failed requests.
 
 import math
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, ServedRequest
 from llm_perf_opt.traces.serving.json_files import (
+    NOT_FINISHED,
     checked_ns,
     count_of,
     field_of,
@@ -112,12 +114,15 @@ def _request(record: _Record, number: int) -> ServedRequest:
         else checked_ns(about.credit_issued_ns, "credit_issued_ns"),
         error=error,
         client_tokens=_count(record, "output_sequence_length"),
+        cut=about.was_cancelled,
     )
 
 
 def _error_of(record: _Record) -> str:
+    if record.metadata.was_cancelled:
+        return NOT_FINISHED
     if record.error is None:
-        return "canceled" if record.metadata.was_cancelled else ""
+        return ""
     words = (record.error.code, record.error.type, record.error.message)
     return " ".join(str(word) for word in words if word not in (None, "")) or "failed without a message"
 
@@ -178,7 +183,18 @@ def _with_summary(found: LoadRecords, file: Path) -> LoadRecords:
         notes=found.notes,
         model=text_of(model),
         url=text_of(url),
+        duration_s=_duration_of(summary),
     )
+
+
+def _duration_of(summary: dict[str, Any]) -> Maybe[float]:
+    """Return the time from the start to the end that the summary names; its throughput is over this time."""
+    try:
+        start, end = (datetime.fromisoformat(str(summary.get(key))) for key in ("start_time", "end_time"))
+        seconds = (end - start).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return Missing("not recorded")
+    return seconds if seconds > 0 else Missing("not recorded")
 
 
 def _without_summary(found: LoadRecords, file: Path) -> LoadRecords:

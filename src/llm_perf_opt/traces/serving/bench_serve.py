@@ -65,6 +65,7 @@ def read_bench_serve(path: Path, cut_short: bool = False) -> list[LoadRecords]:
             own=_own(read_json(path, dict[str, object]), found),
             clock="monotonic" if found.start_times else "none",
             model=text_of(found.model_id),
+            duration_s=found.duration,
         )
     ]
 

@@ -12,6 +12,7 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, ServedRequest
 from llm_perf_opt.traces.serving.json_files import (
+    NOT_FINISHED,
     count_of,
     field_of,
     ns_of,
@@ -77,6 +78,7 @@ class _Benchmark(msgspec.Struct):
     requests: _Requests
     config: Any = None
     metrics: Any = None
+    duration: float | None = None
 
 
 class _File(msgspec.Struct):
@@ -117,6 +119,7 @@ def _load(path: Path, found: _File, number: int) -> LoadRecords:
         notes=(SHARED_SEED,) if arrival == "poisson" and version == SHARING_VERSION else (),
         model=text_of(field_of(benchmark.config, "backend", "model")),
         url=text_of(field_of(benchmark.config, "backend", "target")),
+        duration_s=Missing("not recorded") if benchmark.duration is None else benchmark.duration,
     )
 
 
@@ -129,7 +132,8 @@ def _request(request: _Request, outcome: str, number: int) -> ServedRequest | No
     end = next((time for time in (at.request_end, at.resolve_end) if time is not None), at.request_start)
     first = at.first_token_iteration if at.first_token_iteration is not None else at.first_iteration
     last = at.last_token_iteration if at.last_token_iteration is not None else at.last_iteration
-    failed = {"successful": "", "incomplete": "not finished when the measurement ended"}.get(outcome, "failed without a message")
+    cut = outcome == "incomplete"
+    failed = "" if outcome == "successful" else NOT_FINISHED if cut else "failed without a message"
     return ServedRequest(
         id=request.request_id or str(number),
         sent_ns=sent,
@@ -140,6 +144,7 @@ def _request(request: _Request, outcome: str, number: int) -> ServedRequest | No
         scheduled_ns=Missing("not recorded") if at.targeted_start is None else ns_of(at.targeted_start, "targeted_start"),
         error=(request.info.error or failed) if failed else "",
         last_token_ns=Missing("not recorded") if last is None else ns_of(last, "last_token_iteration"),
+        cut=cut,
     )
 
 

@@ -23,6 +23,8 @@ HEAD_BYTES = 1 << 16
 """How much of a file is read to recognize its format."""
 LATEST_NS = 4 * 10**18
 """Unix time in the year 2096, and half of what 64 bits hold. Larger numbers are not times."""
+NOT_FINISHED = "not finished when the measurement ended"
+"""The error of a request that a generator cut."""
 _REMEDY = "The file is damaged, or another version of the tool wrote it. Copy it again, or repeat the measurement."
 
 
