@@ -15,6 +15,10 @@ MODEL = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": True,
 }  # fmt: skip
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 SHAPE = ["runtime.prompt_tokens=12", "runtime.num_new_tokens=6", "model.dtype=fp32", "hardware=cpu"]
 SHORT = ["runtime.max_warmup=4", "runtime.min_repeats=6", "runtime.max_repeats=6", "profiling.ceilings=false"]
 QUIET = ["profiling.nvml.enable=false"]
@@ -41,13 +45,13 @@ def timings(folder: Path) -> dict[str, Any]:
     return found
 
 
-def save_model(folder: Path, **fields: Any) -> Path:
+def save_model(folder: Path, model_type: str = "qwen2", **fields: Any) -> Path:
     """A Hugging Face folder whose weights are far enough apart that the order of additions decides no token."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **{**MODEL, **fields}), dtype=torch.float32)
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**MODEL, **fields}), dtype=torch.float32)
     for tensor in made.parameters():
         torch.nn.init.normal_(tensor, std=0.2)
     made.save_pretrained(folder)
@@ -83,6 +87,7 @@ def request(words: list[str]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error.fact}", "remedy": error.remedy}
     runner = session.runner
     values = {"tokens": meter.tokens(), "iterations": iterations, "runtime": runner.runtime, "model": runner.facts}
+    values |= {"inseparable": getattr(meter, "inseparable", ""), "unstepped": getattr(meter, "unstepped", "")}
     found: dict[str, Any] = msgspec.to_builtins({**values, "load_s": session.load_s, "prompts": session.prompts.lengths})
     return found
 

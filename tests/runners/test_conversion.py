@@ -1,5 +1,6 @@
 """Conversion of a model into the format of an engine: once, into the user's cache, before anything is measured."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,39 @@ def test_random_weights_are_converted_once(converter: Converter) -> None:
     assert (again.folder, again.seconds, again.conversion.reused) == (first.folder, 0.0, True)
     assert again.conversion.seconds == first.seconds, "what it took is still known"
     assert sorted(path.name for path in first.folder.parent.iterdir()) == [first.folder.name], "nothing else is left"
+
+
+@pytest.mark.parametrize("damage", ["a file is gone", "a file is cut off", "the record is no record", "a link leads nowhere"])
+def test_a_damaged_conversion_is_replaced(converter: Converter, damage: str) -> None:
+    wanted = request("model=tiny", *SMALL, *SHAPE)
+    folder = converted_model(wanted, torch.float32, converter).folder
+    whole = (folder / "engine.json").read_text()
+    if damage == "a file is gone":
+        (folder / "engine.json").unlink()
+    elif damage == "a file is cut off":
+        (folder / "engine.json").write_text(whole[:5])
+    elif damage == "the record is no record":
+        (folder / "conversion.json").write_text("{")
+    else:
+        shutil.rmtree(folder)
+        folder.symlink_to("nowhere")
+    again = converted_model(wanted, torch.float32, converter)
+    assert again.conversion is not None
+    assert (again.folder, again.conversion.reused) == (folder, False)
+    assert (folder / "engine.json").read_text() == whole
+    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
+    third = converted_model(wanted, torch.float32, converter)
+    assert third.conversion is not None
+    assert third.conversion.reused
+
+
+def test_a_link_that_leads_nowhere_in_the_models_folder_is_left_out(converter: Converter, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "config.json").write_text('{"model_type": "qwen2"}')
+    (given / "model.safetensors").symlink_to(tmp_path / "gone")
+    found = converted_model(request("model=hf", f"model.path={given}"), torch.float32, converter)
+    assert "model.safetensors" not in (found.folder / "engine.json").read_text()
 
 
 def test_other_weights_and_dtypes_are_converted_separately(converter: Converter) -> None:

@@ -6,5 +6,6 @@ ENTRY_POINTS = {
     "tensorrtllm": "llm_perf_opt.runners.tensorrtllm_runner:RUNTIME",
     "onnxruntime_genai": "llm_perf_opt.runners.onnxruntime_genai_runner:RUNTIME",
     "openvino_genai": "llm_perf_opt.runners.openvino_genai_runner:RUNTIME",
+    "llamacpp": "llm_perf_opt.runners.llamacpp_runner:RUNTIME",
 }
 """The built-in runtimes, in the form of entry points of the group `llm_perf_opt.runners`."""

@@ -54,6 +54,8 @@ class Converter:
     """How a user converts a folder by hand."""
     convert: Callable[[Path, Path, "torch.dtype"], None]
     """Reads a Hugging Face folder and writes a converted one."""
+    refuse: Callable[[Any], None] = lambda _: None
+    """Takes the model's configuration and raises a ConfigError if it is known to be unsupported."""
 
     @property
     def missing(self) -> list[str]:
@@ -85,13 +87,37 @@ def converted_model(request: RunnerRequest, dtype: "torch.dtype", converter: Con
         return ConvertedModel(given, None)
     if converter.missing:
         raise _not_convertible(given, converter)
+    converter.refuse(request.architecture)
     cache = user_cache_folder("converted")
     if isinstance(cache, Missing):
         raise ResourceError(f"The model cannot be converted for {converter.runtime}: {cache.why}.")
     folder = cache / converter.runtime / _key(request, given, dtype, converter)
-    with contextlib.suppress(LlmPerfError, OSError):
-        return ConvertedModel(folder, replace(read_record(folder / _RECORD, ModelConversion), reused=True))
+    kept = _kept(folder)
+    if kept is not None:
+        return ConvertedModel(folder, replace(kept, reused=True))
     return _convert(request, given, dtype, converter, folder)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a folder in the cache contains."""
+
+    conversion: ModelConversion
+    files: dict[str, int]
+    """Path inside the folder → bytes."""
+
+
+def _files(folder: Path) -> dict[str, int]:
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def _kept(folder: Path) -> ModelConversion | None:
+    """Return the conversion in this folder of the cache; None if there is none, or if it is damaged."""
+    with contextlib.suppress(LlmPerfError, OSError):
+        kept, there = read_record(folder / _RECORD, _Kept), _files(folder)
+        if kept.files and all(there.get(name) == size for name, size in kept.files.items()):
+            return kept.conversion
+    return None
 
 
 def _convert(
@@ -112,8 +138,10 @@ def _convert(
                 shutil.copyfile(source / "config.json", target / "config.json")
             seconds = time.monotonic() - begun
             made = ModelConversion(converter.name, converter.versions[converter.distributions[0]], seconds, str(given or ""))
-            write_record(target / _RECORD, made)
-            if not folder.exists():  # another process may have converted it meanwhile
+            write_record(target / _RECORD, _Kept(made, _files(target)))
+            if _kept(folder) is None:  # another process may have converted it meanwhile
+                if os.path.lexists(folder):  # a damaged one, which is removed with the working folder
+                    folder.rename(Path(working) / "damaged")
                 target.rename(folder)
     except OSError as error:
         raise ResourceError(
@@ -138,7 +166,8 @@ def write_source(request: RunnerRequest, dtype: "torch.dtype", given: Path | Non
         models.build_model(request.architecture, config.model, config.runtime, torch.device("cpu"), dtype).save_pretrained(folder)
     else:
         for path in given.iterdir():
-            (folder / path.name).symlink_to(path.resolve())
+            if path.exists():  # a link may lead nowhere
+                (folder / path.name).symlink_to(path.resolve())
     _write_tokenizer(int(request.architecture.get_text_config(decoder=True).vocab_size), folder)
     return folder
 
@@ -175,7 +204,8 @@ def _key(request: RunnerRequest, given: Path | None, dtype: "torch.dtype", conve
     if given is None:
         weights: Any = [request.config.model.architecture, request.config.model.seed]
     else:
-        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in given.iterdir()]
+        found = [(path.name, path.stat()) for path in given.iterdir() if path.exists()]
+        files = [(name, status.st_size, status.st_mtime_ns) for name, status in found]
         weights = [str(given.resolve()), sorted(files)]
     versions = {**converter.versions, "torch": _version("torch"), "transformers": _version("transformers")}
     parts = json.dumps([weights, str(dtype), converter.name, versions], sort_keys=True, default=str)
