@@ -11,7 +11,8 @@ from llm_perf_opt.report.text import bytes_per_s, ends, flops_per_s, known, perc
 
 _SCALES = {"FLOP/s": FLOP_RATE, "B/s": BYTE_RATE, "ns": TIME}
 _GPU_ONLY = frozenset({"gemm_tf32", "gemm_fp8", "launch_eager", "launch_graph", "sync", "launch_sync", "item"})
-_GROUPS = ("Matrix products", "Bandwidth", "Number of threads", "Linear layers of the model", "Calls and launches")
+_LINKS = frozenset({"h2d_pinned", "d2h_pinned", "h2d_pageable", "d2h_pageable", "peer_copy", "all_reduce"})
+_GROUPS = ("Matrix products", "Bandwidth", "Links", "Number of threads", "Linear layers of the model", "Calls and launches")
 
 
 def age_s(found: FoundCeilings, now: datetime) -> float:
@@ -57,7 +58,9 @@ def _grouped(ceilings: Ceilings) -> list[tuple[str, list[CeilingRow]]]:
 
 
 def _group(key: str) -> str:
-    products, moves, threads, model, calls = _GROUPS
+    products, moves, links, threads, model, calls = _GROUPS
+    if key in _LINKS:
+        return links
     if "model_" in key:
         return model
     if key.startswith("threads_"):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,17 @@ from llm_perf_opt.analysis.cost_model.cost import Formats, ModelCost, model_cost
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.vision_inputs import ImageRequest
 from llm_perf_opt.analysis.cost_model.vision_models import ImagePrompt, Vision, vision_of, with_images
-from llm_perf_opt.analysis.limits.hardware import Hardware, hardware_named
+from llm_perf_opt.analysis.limits.hardware import Hardware, hardware_named, hardware_of_device
+from llm_perf_opt.analysis.limits.links import Link, measured_link
+from llm_perf_opt.analysis.limits.parallel import ParallelRow
+from llm_perf_opt.analysis.limits.peaks import measured_hardware
 from llm_perf_opt.analysis.limits.roofline import RooflineTime, TurningPoint, WhatIf, turning_point, what_if
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError, words_of
+from llm_perf_opt.core.machine_records import read_ceilings
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.user_files import check_ordinary, read_text
+from llm_perf_opt.workflows.cost_parallel import ParallelRequest, parallel_rows, plain, row_json
 from llm_perf_opt.workspace.data.model_tree import model_folder
 
 _LARGEST_CONFIG = 16 * 1024 * 1024
@@ -42,6 +47,9 @@ class CostRequest:
     image_height: int | None = None
     image_width: int | None = None
     image_tiles: int | None = None
+    parallel: ParallelRequest = field(default_factory=ParallelRequest)
+    peaks: Path | None = None
+    """Measured peaks, as `llm-perf ceilings` and runs write them."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,8 @@ class CostResult:
     turning: list[TurningPoint]
     part_of: str | None = None
     """The model, if only its text decoder was counted."""
+    parallel: tuple[ParallelRow, ...] = ()
+    """The same rows on the devices of a plan; empty for a model with images."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the data that `--json` prints."""
@@ -67,11 +77,13 @@ class CostResult:
                 {
                     "context": point.context,
                     "dtype": point.formats.weights,
-                    "step_batch": _plain(point.step),
-                    "weights_batch": _plain(point.weights),
+                    "step_batch": plain(point.step),
+                    "weights_batch": plain(point.weights),
                 }
                 for point in self.turning
             ]
+        if self.parallel:
+            found["parallel"] = [row_json(row) for row in self.parallel]
         return found
 
 
@@ -87,7 +99,8 @@ def estimate_cost(request: CostRequest) -> CostResult:
     formats = [_formats(dtype, request) for dtype in _words("dtype", request.dtype)]
     _check_effect(request, architecture)
     single = len(batches) == len(prompts) == len(contexts) == len(formats) == 1
-    if not single and request.hardware is None:
+    hardware, measured = _hardware(request)
+    if not single and hardware is None:
         raise ConfigError("Lists of sizes or dtypes work only with --hardware.", "Add it, as in --hardware h100_sxm.")
     if len(prompts) > 1:
         raise ConfigError("--prompt takes one length.", "Give --batch, --context and --dtype as lists.")
@@ -95,12 +108,35 @@ def estimate_cost(request: CostRequest) -> CostResult:
     if single:
         cost = model_cost(architecture, batch=batches[0], prompt=prompts[0], context=contexts[0], formats=formats[0])
         cost = with_images(cost, images) if images else cost
-    if request.hardware is None:
+    if hardware is None:
+        if request.parallel.given:
+            remedy = "Add --hardware, as in --hardware h100_sxm, or --peaks."
+            raise ConfigError(f"{request.parallel.given} works only with hardware.", remedy)
         return CostResult(cost, None, [], [], decoder_of)
-    hardware = hardware_named(request.hardware)
     rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0], images=images)
     turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
-    return CostResult(cost, hardware, rows, turning, decoder_of)
+    parallel = parallel_rows(request.parallel, architecture, hardware, rows, measured)
+    return CostResult(cost, hardware, rows, turning, decoder_of, tuple(parallel))
+
+
+def _hardware(request: CostRequest) -> tuple[Hardware | None, Link | None]:
+    """Return the hardware and, if it was measured, the link between several of it."""
+    named = None if request.hardware is None else hardware_named(request.hardware)
+    if request.peaks is None:
+        return named, None
+    check_ordinary(request.peaks)
+    if not request.peaks.is_file():
+        remedy = "Give raw/ceilings/ceilings.json of a run, or the file that `llm-perf ceilings` names."
+        raise ConfigError(f"{request.peaks}: no such file.", remedy)
+    found = read_ceilings(request.peaks)
+    product = hardware_of_device(found.ceilings.device_name)
+    if isinstance(product, Missing):
+        raise ConfigError(f"{request.peaks} has the peaks of {found.ceilings.device_name}: {product.why}")
+    if found.doubts:
+        raise ConfigError(f"{request.peaks} was measured under bad conditions: {found.doubts[0]}.", "Measure again.")
+    if named is not None and named.key != product.key:
+        raise ConfigError(f"{request.peaks} has the peaks of {product.name}, not of --hardware {named.key}.", "Omit one of them.")
+    return measured_hardware(product, found.ceilings), measured_link(found.ceilings)
 
 
 def _image_prompt(request: CostRequest, vision: Vision | None) -> ImagePrompt | None:
@@ -191,16 +227,16 @@ def _row_json(row: WhatIf) -> dict[str, Any]:
         "context": row.context,
         "weight_bytes": row.weight_bytes,
         "kv_cache_bytes": row.kv_cache_bytes,
-        "fits": _plain(row.fits),
+        "fits": plain(row.fits),
         "prefill": _roofline_json(row.prefill),
         "decode": _roofline_json(row.decode),
-        "decode_tokens_per_s": _plain(row.decode_tokens_per_s),
+        "decode_tokens_per_s": plain(row.decode_tokens_per_s),
     }
 
 
 def _roofline_json(value: Maybe[RooflineTime]) -> Any:
     if isinstance(value, Missing):
-        return _plain(value)
+        return plain(value)
     return {
         "seconds": value.seconds,
         "compute_s": value.compute_s,
@@ -208,7 +244,3 @@ def _roofline_json(value: Maybe[RooflineTime]) -> Any:
         "bound": value.bound,
         "parts": [{"name": part.name, "seconds": part.seconds, "bound": part.bound} for part in value.components],
     }
-
-
-def _plain(value: Any) -> Any:
-    return {"n/a": value.why} if isinstance(value, Missing) else value

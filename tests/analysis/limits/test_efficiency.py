@@ -176,6 +176,15 @@ def test_components_are_compared_with_their_own_roofline_time() -> None:
     table = components_table(found(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE)))
     mlp = row_of(table, "decode", "mlp")
     assert (mlp["time"], mlp["share"], mlp["FLOP/s"]) == ("768 ns", "85.3 %", "2.000 GFLOP/s")
+    assert "Above 100 %" not in table.foot
+
+
+def test_a_component_that_is_faster_than_the_measured_peak_is_named() -> None:
+    """1,536 FLOP in 768 ns are 2.0 GFLOP/s; of 1.96 GFLOP/s, 102 %."""
+    table = components_table(found(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1.96e9, 1e15), NOT_HERE)))
+    assert row_of(table, "decode", "mlp")["MFU"] == "102 %"
+    assert "Above 100 %: " in table.foot
+    assert "mlp of decode" in table.foot
 
 
 def test_a_component_whose_bytes_stay_in_the_cache_has_no_roofline_time() -> None:

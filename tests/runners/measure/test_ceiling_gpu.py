@@ -12,7 +12,7 @@ import torch
 from llm_perf_opt.analysis.limits.peaks import bandwidth, peak_flops
 from llm_perf_opt.core.machine_records import GpuSample
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.runners.measure import ceiling_gpu, ceilings
+from llm_perf_opt.runners.measure import ceiling_gpu, ceiling_transfers, ceilings
 from llm_perf_opt.runners.measure.ceiling_gpu import Watch, gpu_conditions
 from llm_perf_opt.runners.measure.ceiling_kernels import Room
 from llm_perf_opt.runners.measure.ceiling_timing import Measured, Quantity
@@ -53,6 +53,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(ceiling_gpu, "_CHUNK_CACHES", 4)
     monkeypatch.setattr(ceiling_gpu, "_READ_COLUMNS", 512)
     monkeypatch.setattr(ceiling_gpu, "_GEMV_COLUMNS", (256, 512))
+    monkeypatch.setattr(ceiling_transfers, "_CHUNK_BYTES", 2**16)
+    monkeypatch.setattr(ceiling_transfers, "host_buffer", lambda pinned: torch.ones((4, 2**16), dtype=torch.uint8))
     return card
 
 
@@ -67,6 +69,9 @@ def test_every_quantity_of_a_gpu_can_be_measured(stand_in: dict[str, Any], monke
     monkeypatch.setattr(ceiling_gpu, "_scaled", lambda _: lambda left, right: left.float() @ right.float().t())
     for key, quantity in quantities().items():
         measured = quantity.measure(0.01)
+        if key in ("peer_copy", "all_reduce"):
+            assert (measured, quantity.weight) == (Missing("it needs two GPUs, and this process sees one"), 0.0)
+            continue
         assert isinstance(measured, Measured), (key, measured)
         assert measured.value.median > 0
         assert measured.how
@@ -178,6 +183,63 @@ def test_a_card_that_others_use_is_doubted() -> None:
     assert "40 % busy" in gpu_conditions(ROOM, reading(40), "").doubt
 
 
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def test_copies_to_and_from_the_host_use_pinned_and_pageable_memory(
+    stand_in: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def buffer(pinned: bool) -> torch.Tensor:
+        asked.append(pinned)
+        return torch.ones((4, 2**16), dtype=torch.uint8)
+
+    monkeypatch.setattr(ceiling_transfers, "host_buffer", buffer)
+    for key in ("h2d_pinned", "d2h_pinned", "h2d_pageable", "d2h_pageable"):
+        measured = quantities()[key].measure(0.001)
+        assert isinstance(measured, Measured)
+        assert key.split("_")[1] in measured.how
+        assert ("from" if key.startswith("h2d") else "to") in measured.how.split()
+    assert asked == [True, True, False, False]
+
+
+def test_two_gpus_are_measured_together_and_busy_ones_left_alone(
+    stand_in: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduced: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: False)
+    monkeypatch.setattr(torch, "device", lambda *_: CPU)
+    monkeypatch.setattr(torch.cuda.nccl, "is_available", lambda _: True)
+    monkeypatch.setattr(torch.cuda.nccl, "all_reduce", lambda tensors: reduced.append(len(tensors)))
+    monkeypatch.setattr(ceiling_transfers, "nvml", no_nvml)
+    found = quantities()
+    peer, together = found["peer_copy"].measure(0.001), found["all_reduce"].measure(0.001)
+    assert isinstance(peer, Measured)
+    assert "through the host" in peer.how
+    assert isinstance(together, Measured)
+    assert "over 2 GPUs" in together.how
+    assert set(reduced) == {2}
+    assert found["all_reduce"].weight > 0
+    monkeypatch.setattr(ceiling_transfers, "nvml", busy_nvml)
+    assert quantities()["all_reduce"].measure(0.001) == Missing("GPU 1 is in use")
+
+
+@contextmanager
+def no_nvml() -> Iterator[Missing]:
+    yield Missing("no NVML here")
+
+
+@contextmanager
+def busy_nvml() -> Iterator[Any]:
+    library = FakeLibrary((0, 0, 0, 0))
+    library.nvmlDeviceGetHandleByIndex = lambda number: number  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceiling_transfers, "sample", lambda *_: reading(40))
+        yield library
+
+
 # --- on a card --------------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +252,9 @@ def test_a_real_card_is_measured_in_time(tmp_path: Path, monkeypatch: pytest.Mon
     found = ceilings.load_or_measure(device, True)
     assert found.ceilings.seconds < 15
     values = {row.key: row.value for row in found.ceilings.rows}
-    for key in ("gemm_fp16", "gemm_fp32", "read", "copy", "gemv", "launch_eager", "launch_graph", "dispatch", "sync", "item"):
+    copies = ("h2d_pinned", "d2h_pinned", "h2d_pageable", "d2h_pageable")
+    launches = ("launch_eager", "launch_graph", "dispatch", "sync", "item")
+    for key in ("gemm_fp16", "gemm_fp32", "read", "copy", "gemv", *copies, *launches):
         assert not isinstance(values[key], Missing), (key, values[key])
     half, single = peak_flops(found.ceilings, "fp16"), peak_flops(found.ceilings, "fp32")
     assert not isinstance(half, Missing)

@@ -37,6 +37,8 @@ class GroupedAttention:
     bias_params: int = 0
     norm_params: int = 0
     """Attention weights outside the matrices: query and key norms, sinks."""
+    norm_over_heads: bool = False
+    """Whether the norms of queries and keys run over all heads together (OLMo 2), not over each."""
 
     @property
     def matrix_params(self) -> int:

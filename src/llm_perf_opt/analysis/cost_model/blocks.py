@@ -170,7 +170,7 @@ def grouped_attention(
     size = f.size("head_dim", default=head_dim)
     norm_params = {"none": 0, "head": 2 * size, "all heads": (heads + kv_heads) * size}[norm]
     bias_params = (size * (heads + 2 * kv_heads) if qkv_bias else 0) + (hidden if out_bias else 0)
-    return GroupedAttention(hidden, heads, kv_heads, size, bias_params, norm_params)
+    return GroupedAttention(hidden, heads, kv_heads, size, bias_params, norm_params, norm == "all heads")
 
 
 def latent_attention(f: Fields) -> LatentAttention:

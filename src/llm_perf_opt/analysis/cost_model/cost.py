@@ -218,13 +218,17 @@ def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -
             totals[name] = totals.get(name, Work()) + work.times(count)
     for name, work in model_work(architecture, step):
         totals[name] = totals.get(name, Work()) + work
+    return stage_of(totals, formats, carriers_of(architecture, formats))
+
+
+def carriers_of(architecture: Architecture, formats: Formats) -> Mapping[ComponentName, ComponentName]:
+    """Return the components whose kernels move the bytes of the cache."""
     reexpands = architecture.has_latent_attention and formats.mla is Mla.REEXPAND
-    carriers: dict[ComponentName, ComponentName] = {
+    return {
         # The projection that expands the latent also reads it; otherwise attention reads the cache.
         "kv_read": "attention_projections" if reexpands else "attention_core",
         "kv_write": "attention_projections",
     }
-    return stage_of(totals, formats, carriers)
 
 
 def stage_of(

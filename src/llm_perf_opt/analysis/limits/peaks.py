@@ -39,6 +39,21 @@ def bandwidth(ceilings: Ceilings, level: int | None = None) -> Maybe[float]:
     return _median(ceilings, f"read_l{level}", f"the read bandwidth of L{level}")
 
 
+def measured_hardware(hardware: Hardware, ceilings: Ceilings) -> Hardware:
+    """Return the product with measured peaks; a format that was not measured has none, and memory keeps its size."""
+    rates = {dtype: peak_flops(ceilings, dtype) for dtype in hardware.peaks}
+    found = {
+        dtype: replace(hardware.peaks[dtype], flops_per_s=rate) for dtype, rate in rates.items() if not isinstance(rate, Missing)
+    }
+    moved = bandwidth(ceilings)
+    return replace(
+        hardware,
+        peaks=found,
+        bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s if isinstance(moved, Missing) else moved,
+        source=f"measured {ceilings.taken}, memory size of the {hardware.source.split(',')[0]}",
+    )
+
+
 def graph_interval_ns(ceilings: Ceilings) -> Maybe[float]:
     """Return the measured time from the start of one tiny kernel to the next in a CUDA graph."""
     return _median(ceilings, "launch_graph", "the interval between kernels in a CUDA graph")

@@ -28,6 +28,7 @@ from llm_perf_opt.runners.measure.ceiling_timing import (
     host_latency,
     time_per_unit,
 )
+from llm_perf_opt.runners.measure.ceiling_transfers import transfer_quantities
 from llm_perf_opt.runners.measure.clock import CudaEventClock
 from llm_perf_opt.runners.measure.gpu import read, sample
 
@@ -114,6 +115,7 @@ def gpu_quantities(device: "torch.device", room: Room, watch: Callable[[], str])
         Quantity("read", "read bandwidth", "B/s", 0.6, lambda s: read_rate(memory, arena, _READ_COLUMNS, s)),
         Quantity("copy", "copy bandwidth", "B/s", 0.6, lambda s: copy_rate(memory, arena, _READ_COLUMNS, s)),
         Quantity("gemv", "GEMV bandwidth", "B/s", 0.6, lambda s: gemv_rate(memory, arena, gemv_dtype, _GEMV_COLUMNS, s)),
+        *transfer_quantities(device, clock, watch),
         *_latencies(device, clock),
     )
 

@@ -45,7 +45,7 @@ BUDGET_S = {"cuda": 9.0, "cpu": 3.0}
 """Default measuring time, without loading the framework and filling memory."""
 MODEL_SHARE = 0.4
 """Measuring time of a model's own shapes, relative to that of the device."""
-METHOD = 3
+METHOD = 4
 """Increased when the method of measurement changes, so that older results are not found."""
 
 Progress = Callable[[int, int, str], None]
@@ -68,12 +68,15 @@ class Identity:
     """How OpenMP threads wait for work."""
     model: ModelLinears | None = None
     """The model whose shapes are measured; None for the peaks of the device itself."""
+    peers: tuple[str, ...] = ()
+    """The other GPUs that the process sees, which copies and collectives go to."""
 
     @property
     def digest(self) -> str:
         """A hash that names the cache file."""
-        host = [self.threads, self.cpus, self.wait_policy] if self.kind == "cpu" else []  # they do not affect a GPU
-        parts: list[Any] = [METHOD, self.kind, self.name, self.device_id, str(self.driver), self.torch_version, host]
+        # Threads do not affect a GPU, and a CPU has no peers.
+        around: list[Any] = [self.threads, self.cpus, self.wait_policy] if self.kind == "cpu" else [*self.peers]
+        parts: list[Any] = [METHOD, self.kind, self.name, self.device_id, str(self.driver), self.torch_version, around]
         parts += [asdict(self.model)] if self.model else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -254,7 +257,9 @@ def identify(device: "torch.device") -> Identity:
         cpus = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
         return Identity("cpu", cpu_name(), device_id, Missing("the run is on the CPU"), version, threads, cpus, wait_policy())
     properties = torch.cuda.get_device_properties(device)
-    return Identity("cuda", properties.name, str(properties.uuid), _driver(), version, threads)
+    numbers = range(torch.cuda.device_count())
+    peers = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in numbers if number != (device.index or 0))
+    return Identity("cuda", properties.name, str(properties.uuid), _driver(), version, threads, peers=peers)
 
 
 def _driver() -> Maybe[str]:

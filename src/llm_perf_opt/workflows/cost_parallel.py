@@ -1,0 +1,192 @@
+"""The part of `llm-perf cost` about several devices: the plan, and its rooflines, communication and memory for given sizes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llm_perf_opt.analysis.cost_model.architecture import Architecture
+from llm_perf_opt.analysis.cost_model.communication import EXPERT_EXCHANGES, ExpertExchange
+from llm_perf_opt.analysis.cost_model.cost import Formats
+from llm_perf_opt.analysis.cost_model.sharding import Plan, check_plan
+from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.links import Link, fabric_of
+from llm_perf_opt.analysis.limits.parallel import (
+    MEMORY_SHARE,
+    Communication,
+    Deployment,
+    ParallelRow,
+    ParallelStep,
+    StageTime,
+    parallel_row,
+)
+from llm_perf_opt.analysis.limits.roofline import WhatIf
+from llm_perf_opt.core.errors import ConfigError, nearest
+from llm_perf_opt.core.records import Missing
+
+
+@dataclass(frozen=True)
+class ParallelRequest:
+    """The options about several devices; None: not given."""
+
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    link: str | None = None
+    network: str | None = None
+    node_gpus: int | None = None
+    expert_exchange: str | None = None
+    collective_us: float | None = None
+    memory_share: float | None = None
+
+    @property
+    def given(self) -> str | None:
+        """The first option that was given."""
+        return next((f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None), None)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the options ask for."""
+        return Plan(*(1 if size is None else size for size in (self.tp, self.pp, self.ep)))
+
+
+def parallel_rows(
+    request: ParallelRequest,
+    architecture: Architecture,
+    hardware: Hardware,
+    rows: Sequence[WhatIf],
+    measured: Link | None = None,
+) -> list[ParallelRow]:
+    """Return a row per combination of sizes; none for a model with images on one device."""
+    if architecture.vision_params:
+        if request.given:
+            raise ConfigError(
+                f"{request.given} works on text models only: how image encoders are split is not modeled.",
+                "Add --decoder-only to count the text decoder alone.",
+            )
+        return []
+    plan = request.plan
+    check_plan(architecture, plan)
+    exchange = _exchange(request, plan)
+    fabric = fabric_of(hardware, request.link, request.network, request.node_gpus, request.collective_us or 0.0, measured)
+    share = MEMORY_SHARE if request.memory_share is None else request.memory_share
+    found: dict[Formats, Deployment] = {}
+    for row in rows:
+        if row.formats not in found:
+            found[row.formats] = Deployment(architecture, row.formats, hardware, fabric, plan, exchange, share)
+    return [parallel_row(found[row.formats], row.batch, row.prompt, row.context) for row in rows]
+
+
+def _exchange(request: ParallelRequest, plan: Plan) -> ExpertExchange:
+    if request.expert_exchange is None:
+        return EXPERT_EXCHANGES[0]
+    word = request.expert_exchange.strip().lower().replace("-", "_")
+    known = next((one for one in EXPERT_EXCHANGES if one == word), None)
+    if known is None:
+        raise ConfigError(
+            f"--expert-exchange {request.expert_exchange} is not known.{nearest(word, EXPERT_EXCHANGES)}",
+            f"Known: {', '.join(EXPERT_EXCHANGES)}.",
+        )
+    if plan.replicas == 1:
+        raise ConfigError(
+            "--expert-exchange has no effect: all devices of a stage have the same tokens.", "Give an --ep above --tp."
+        )
+    return known
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def row_json(row: ParallelRow) -> dict[str, Any]:
+    """Return one row as plain values."""
+    deployment, memory = row.deployment, row.memory
+    return {
+        "dtype": deployment.formats.weights,
+        "kv_dtype": deployment.formats.kv,
+        "batch": row.batch,
+        "prompt": row.prompt,
+        "context": row.context,
+        **_plan_json(deployment.plan),
+        "node_gpus": deployment.fabric.node_gpus,
+        "memory": {
+            "device_bytes": plain(deployment.hardware.memory_bytes),
+            "share": deployment.memory_share,
+            "usable_bytes": plain(memory.usable_bytes),
+            "weight_bytes": memory.weight_bytes,
+            "kv_cache_bytes": memory.kv_cache_bytes,
+            "fits": plain(memory.fits),
+        },
+        "stages": [_stage_json(row, index) for index in range(deployment.plan.pp)],
+        "prefill": _step_json(row.prefill),
+        "decode": _step_json(row.decode),
+        "decode_tokens_per_s": plain(row.decode_tokens_per_s),
+        "largest_batch": plain(row.largest_batch),
+        "largest_context": plain(row.largest_context),
+        "smallest": plain(row.smallest) if isinstance(row.smallest, Missing) else _plan_json(row.smallest),
+    }
+
+
+def _plan_json(plan: Plan) -> dict[str, int]:
+    return {"devices": plan.devices, "tp": plan.tp, "pp": plan.pp, "ep": plan.ep, "replicas": plan.replicas}
+
+
+def _stage_json(row: ParallelRow, index: int) -> dict[str, Any]:
+    stage, formats = row.deployment.stages[index], row.deployment.formats
+    return {
+        "layers": len(stage.layers),
+        "params": stage.params,
+        "weight_bytes": stage.weight_bytes(formats),
+        "kv_cache_bytes": stage.kv_cache_bytes(row.batch, row.tokens, formats),
+        "prefill": _stage_time_json(row.prefill.stages[index]),
+        "decode": _stage_time_json(row.decode.stages[index]),
+    }
+
+
+def _stage_time_json(stage: StageTime) -> dict[str, Any]:
+    """Return what the most loaded device of a pipeline stage does in one step."""
+    return {
+        **stage.cost.to_json(),
+        "roofline_s": stage.roofline.seconds if not isinstance(stage.roofline, Missing) else plain(stage.roofline),
+        "communication_s": stage.communication_s,
+        "seconds": plain(stage.seconds),
+    }
+
+
+def _step_json(step: ParallelStep) -> dict[str, Any]:
+    most = step.most_loaded.cost
+    return {
+        "flops_per_device": most.flops,
+        "bytes_per_device": most.bytes,
+        "model_flops": step.model_flops,
+        "roofline_s": plain(step.roofline_s),
+        "communication_s": step.communication_s,
+        "seconds": plain(step.seconds),
+        "interval_s": plain(step.interval_s),
+        "bound": plain(step.bound),
+        "mfu": plain(step.mfu(step.seconds)),
+        "mfu_full_pipeline": plain(step.mfu(step.interval_s)),
+        "sent_bytes_per_device": max(sum(one.collective.sent_bytes for one in stage.communication) for stage in step.stages),
+        "collectives": [_communication_json(one) for one in step.by_collective()],
+    }
+
+
+def _communication_json(one: Communication) -> dict[str, Any]:
+    call = one.collective
+    return {
+        "kind": call.kind,
+        "group": call.group,
+        "purpose": call.purpose,
+        "ranks": call.ranks,
+        "nodes": one.nodes,
+        "count": call.count,
+        "bytes": call.bytes,
+        "sent_bytes": call.sent_bytes,
+        "link": one.link.name,
+        "link_bytes_per_s": one.link.bytes_per_s,
+        "link_source": one.link.source,
+        "seconds": one.seconds,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a value for JSON: a missing one as its reason."""
+    return {"n/a": value.why} if isinstance(value, Missing) else value
