@@ -42,7 +42,13 @@ HEAVY = {
     "torch", "transformers", "vllm", "tensorrt_llm", "onnxruntime_genai", "openvino_genai", "xllamacpp", "pynvml", "nvtx",
     "accelerate", "safetensors",
 }  # fmt: skip
-NAMES_ENGINES = {"analysis.kernels.classes", "traces.serving.bench_serve", "traces.serving.load_file", "cli.import_load"}
+NAMES_ENGINES = {
+    "analysis.cost_model.sharding",
+    "analysis.kernels.classes",
+    "traces.serving.bench_serve",
+    "traces.serving.load_file",
+    "cli.import_load",
+}
 START_PROCESSES = {"profiling.vendor.launch", "core.processes"}
 LONGEST_MODULE = 400
 LONGEST_FUNCTION = 80
@@ -137,7 +143,8 @@ def test_heavy_libraries_stay_in_the_runners() -> None:
 
 
 def test_engines_are_named_in_the_runners_alone() -> None:
-    """The table of kernel classes aside, which says whose kernels it has seen, and the formats of load generators."""
+    """The table of kernel classes aside, which says whose kernels it has seen, the formats of load generators, and the module
+    that says whose way of splitting a model it follows."""
     outside = [module for module in MODULES if room_of(module) != "runners" and module not in NAMES_ENGINES]
     named = {
         module

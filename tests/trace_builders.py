@@ -29,6 +29,7 @@ class Builder:
         self.work: list[tuple[Any, ...]] = []
         self.calls: list[tuple[Any, ...]] = []
         self.ranges: list[tuple[Any, ...]] = []
+        self.operators: list[tuple[Any, ...]] = []
 
     def name(self, text: str | None) -> int:
         if text is None:
@@ -77,6 +78,9 @@ class Builder:
     ) -> None:
         self.ranges.append((start, end, self.name(name), self.name(domain), kind, process, thread))
 
+    def operator(self, start: int, end: int, name: str, process: int = PROCESS, thread: int = THREAD) -> None:
+        self.operators.append((start, end, self.name(name), process, thread, NO_NAME))
+
     def launch(self, at: int, start: int, end: int, name: str = "kernel", correlation: int = 0, **more: Any) -> None:
         """A launch call of one nanosecond and its kernel."""
         correlation = correlation or len(self.calls) + 1
@@ -91,7 +95,7 @@ class Builder:
             _table(DeviceWork, sorted(self.work, key=lambda row: row[:2])),
             _table(HostCalls, sorted(self.calls, key=lambda row: row[:2])),
             _table(Ranges, sorted(self.ranges, key=lambda row: (row[0], -row[1]))),
-            Operators.none(),
+            _table(Operators, sorted(self.operators, key=lambda row: (row[0], -row[1]))),
             tuple(problems),
             facts or {},
         )

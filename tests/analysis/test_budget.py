@@ -131,3 +131,40 @@ def test_what_the_traced_pass_changed_in_an_engine_is_no_host_time() -> None:
     assert (unknown.ns(BudgetKey.HOST), unknown.ns(BudgetKey.UNEXPLAINED)) == (0, 700), "no cause is left, and none is made up"
     profiled = replace(FACTS, unprofiled=False)
     assert stage_budget(replace(profiled, changed_ns=1000)).rows == stage_budget(profiled).rows, "a time with the changes"
+
+
+def test_changes_beyond_the_host_time_come_off_the_launch_gaps_and_then_off_what_is_unexplained() -> None:
+    """3,350 are all of host (800), sync (600) and launch gaps (2,000 less 50); 50 and the 300 of copies are left."""
+    changed = stage_budget(replace(FACTS, changed_ns=3350))
+    assert {key: changed.ns(key) for key in (BudgetKey.HOST, BudgetKey.SYNC, BudgetKey.LAUNCH)} == {
+        BudgetKey.HOST: 0,
+        BudgetKey.SYNC: 0,
+        BudgetKey.LAUNCH: 50,
+    }
+    assert changed.ns(BudgetKey.EXPOSED) == 20 + 300
+    assert changed.ns(BudgetKey.UNEXPLAINED) == 350, "no row is longer than in the trace"
+    assert sum(row.ns for row in changed.rows) == 1000
+
+
+def test_the_note_states_what_was_taken_off() -> None:
+    idle = {IdleCause.LAUNCH_BOUND: 2000, IdleCause.UNKNOWN: 500}
+    facts = replace(FACTS, idle=idle, changed_ns=5000)  # 2,000 + 500 + 100 outside the span
+    note = next(note for note in stage_budget(facts).notes if "changed the engine" in note)
+    assert "2.600 µs do not count" in note
+    assert "adds 5.000 µs" in note
+
+
+def test_changes_that_shorten_a_stage_lengthen_its_host_time() -> None:
+    """The trace lacks 1,000 of host time: 2000, 600, 1,800 and 300 of 4,700."""
+    changed = stage_budget(replace(FACTS, changed_ns=-1000))
+    assert (changed.ns(BudgetKey.HOST), changed.ns(BudgetKey.LAUNCH)) == (268, 298)
+    assert sum(row.ns for row in changed.rows) == 1000
+
+
+@given(wall=BIG, busy=BIG, changed=st.integers(-(10**13), 10**13), idle=st.lists(BIG, min_size=8, max_size=8), label=BIG)
+def test_rows_sum_to_the_wall_time_whatever_the_changes_cost(
+    wall: int, busy: int, changed: int, idle: list[int], label: int
+) -> None:
+    causes = dict(zip(IdleCause, idle, strict=True))
+    facts = replace(FACTS, wall_ns=wall, busy_ns=busy, changed_ns=changed, idle=causes, trace_wall_ns=label)
+    assert sum(row.ns for row in stage_budget(facts).rows) == wall

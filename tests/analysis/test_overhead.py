@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from builders import MS, clean_timings, operator, run_analysis, torch_pass
+from builders import MS, clean_timings, in_a_row, operator, run_analysis, torch_pass
 from llm_perf_opt.analysis.evidence import RunFacts, _changed
-from llm_perf_opt.analysis.overhead import PROFILER_EVENTS, overheads, without_profiler_events
+from llm_perf_opt.analysis.overhead import PROFILER_EVENTS, AddedTime, overheads, without_profiler_events
 from llm_perf_opt.core.engine_records import ChangedEngine, EngineSetting
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.run_tables import operators_table, passes_table
 from llm_perf_opt.runners.measure.torch_profiler import is_own_work, operators_of
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
@@ -73,20 +73,50 @@ def test_what_a_pass_changed_in_an_engine_is_compared_with_as_many_unprofiled_st
     torch = torch_pass(engine=CHANGED)
     (found,) = overheads(timings, torch, {})
     assert found.changes is not None
-    assert (found.changes.clean_step_ns, found.changes.step_ns, found.changes.added_step_ns) == (15 * MS, 16.5 * MS, 1.5 * MS)
-    assert found.changes.added_prefill_ns == 10 * MS
+    assert (found.changes.clean_step_ns, found.changes.step_ns) == (15 * MS, 16.5 * MS)
+    assert added(found.changes.added_step).ns == 1.5 * MS
+    assert added(found.changes.added_prefill).ns == 10 * MS
     assert overheads(timings, torch_pass(), {})[0].changes is None
+
+
+def added(time: Maybe[AddedTime]) -> AddedTime:
+    assert not isinstance(time, Missing)
+    return time
+
+
+@pytest.mark.parametrize(
+    ("prefills", "ends", "distinguishable"),
+    [
+        ((107, 108, 109, 111, 112, 113), (7, 13), True),
+        ((94, 108, 109, 111, 112, 113), (-6, 13), False),
+        ((81, 82, 83, 84, 85, 86), (-19, -14), True),
+        ((), None, True),
+    ],
+    ids=["longer", "within the spread", "shorter", "of an older run"],
+)
+def test_the_cost_of_changes_has_a_spread(prefills: tuple[int, ...], ends: tuple[int, int] | None, distinguishable: bool) -> None:
+    """Every unprofiled prefill takes 100 ms."""
+    samples = {"prefill": tuple(ms * MS for ms in prefills)} if prefills else {}
+    (found,) = overheads(
+        clean_timings(in_a_row(8, 100 * MS, [10 * MS] * 3)), torch_pass(engine=replace(CHANGED, samples_ns=samples)), {}
+    )
+    assert found.changes is not None
+    cost = added(found.changes.added_prefill)
+    assert (None if isinstance(cost.ends_ns, Missing) else tuple(end / MS for end in cost.ends_ns)) == ends
+    assert cost.distinguishable is distinguishable
+    facts = RunFacts(overheads=(found,), trace_pass="torch")
+    assert (_changed("prefill", "prefill", 1, facts) != 0) is distinguishable
 
 
 def test_a_time_that_is_missing_has_no_cost() -> None:
     nothing = replace(CHANGED, stage_wall_ns={}, decode_steps=0)
     (found,) = overheads(clean_timings(), torch_pass(engine=nothing), {})
     assert found.changes is not None
-    assert isinstance(found.changes.added_prefill_ns, Missing)
-    assert isinstance(found.changes.added_step_ns, Missing)
+    assert isinstance(found.changes.added_prefill, Missing)
+    assert isinstance(found.changes.added_step, Missing)
     (alone,) = overheads(None, torch_pass(engine=CHANGED), {})
     assert alone.changes is not None
-    assert (alone.changes.step_ns, isinstance(alone.changes.added_step_ns, Missing)) == (16.5 * MS, True)
+    assert (alone.changes.step_ns, isinstance(alone.changes.added_step, Missing)) == (16.5 * MS, True)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +135,9 @@ def test_the_budget_of_a_trace_knows_what_its_pass_added(stage: str, unit: str, 
     assert _changed(stage, unit, 4, RunFacts(overheads=costs, trace_pass=trace)) == expected
 
 
-def test_changes_that_shorten_a_step_add_nothing() -> None:
-    costs = overheads(clean_timings(), torch_pass(engine=replace(CHANGED, stage_wall_ns={"prefill": MS, "decode": MS})), {})
-    assert _changed("decode", "token", 4, RunFacts(overheads=costs, trace_pass="torch")) == 0
+def test_changes_that_shorten_a_step_are_negative() -> None:
+    costs = overheads(clean_timings(), torch_pass(engine=replace(CHANGED, stage_wall_ns={"prefill": MS, "decode": 2 * MS})), {})
+    assert _changed("decode", "token", 4, RunFacts(overheads=costs, trace_pass="torch")) == 4 * -14 * MS
 
 
 CUPTI = ("Command Buffer Full", "Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource")

@@ -9,7 +9,8 @@ from llm_perf_opt.report.engine_tables import engine_memory_tables, engine_table
 from rendered import report
 
 IN_PROCESS = EngineSetting("VLLM_ENABLE_V1_MULTIPROCESSING", "0", "ranges enclose the work")
-CHANGED = ChangedEngine((IN_PROCESS,), {"prefill": 110 * MS, "decode": 33 * MS}, decode_steps=2, repeats=5)
+SAMPLES = {"prefill": tuple(110 * MS + each * MS for each in range(-12, 13, 4)), "decode": (33 * MS,) * 7}
+CHANGED = ChangedEngine((IN_PROCESS,), {"prefill": 110 * MS, "decode": 33 * MS}, 2, 7, SAMPLES)
 GIB = 2**30
 
 
@@ -27,7 +28,9 @@ def test_each_setting_and_the_cost_of_changes_are_stated() -> None:
         ["max_model_len", "-1", "all"],
         ["VLLM_ENABLE_V1_MULTIPROCESSING", "0", "torch, nsys"],
     ]
-    assert texts(cost)[0] == ["torch", "100.0 ms", "110.0 ms", "+10.00 ms", "15.00 ms", "16.50 ms", "+1.500 ms", "5"]
+    assert texts(cost)[0][1:3] == ["100.0 ms", "110.0 ms"]
+    assert texts(cost)[0][3].startswith("not distinguishable (-")
+    assert texts(cost)[0][4:] == ["15.00 ms", "16.50 ms", "+1.500 ms (+1.500 ms to +1.500 ms)", "7"]
     assert cost.caption in report(analysis)
     assert engine_tables(run_analysis()) == []
 
@@ -51,3 +54,12 @@ def test_memory_is_shown_as_reserved_and_as_needed() -> None:
     assert "90 %" in texts(table)[0][2]
     assert table.caption in report(run_analysis(timings=timings))
     assert engine_memory_tables(clean_timings()) == []
+
+
+def test_sizes_that_are_not_known_are_not_added() -> None:
+    quantized = EngineMemory(0.9, 100_000, 110 * GIB, 640, GIB // 2, Missing("the weights are quantized"))
+    (table,) = engine_memory_tables(clean_timings(runtime=RuntimeFacts("vllm", "0.24", "by step", memory=quantized)))
+    needed = {row[0].text: row[1].text for row in table.rows if row[0].text.startswith("Needed")}
+    assert needed["Needed: cache of the request"] == "512 MiB"
+    assert needed["Needed: weights"].startswith("n/a")
+    assert needed["Needed: both"].startswith("n/a")

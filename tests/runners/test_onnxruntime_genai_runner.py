@@ -68,6 +68,8 @@ class TestEngine:
         found = timings(whole)
         runtime, conversion = found["runtime"], found["model"]["weights"]["conversion"]
         assert (runtime["type"], runtime["uncosted"], runtime["engine"]) == (NAME, "", {"intra_op_num_threads": 1})
+        settings = {setting["name"]: setting["value"] for setting in runtime["settings"]}
+        assert (settings["intra_op_num_threads"], settings["do_sample"], settings["eos_token_id"]) == ("1", "False", "None")
         assert (found["threads"], found["model"]["logits"], found["model"]["dtype"]) == (1, "whole prompt", "fp32")
         assert conversion["by"] == "onnxruntime_genai.models.builder"
         report = (whole / "report.md").read_text().replace("\\_", "_")

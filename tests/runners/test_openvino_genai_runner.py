@@ -65,6 +65,9 @@ class TestEngine:
     def test_what_the_engine_does_not_take_and_what_has_no_cost(self, found: list[dict[str, Any]]) -> None:
         assert "Unsupported property NO_SUCH" in found[3]["error"]
         assert "KV_CACHE_PRECISION=u8" in found[4]["runtime"]["uncosted"]
+        own, users = ({setting["name"] for setting in one["runtime"]["settings"]} for one in (found[0], found[4]))
+        assert own >= {"INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "ATTENTION_BACKEND", "ignore_eos", "do_sample"}
+        assert own - users == {"KV_CACHE_PRECISION"}, "what the user sets is not stated"
 
     def test_a_run_has_times_and_says_what_the_torch_pass_cannot_see(self, python: Path, tmp_path: Path) -> None:
         (shown,) = [words[1:] for words in commands("runtimes.md") if f"runtime={NAME}" in words]

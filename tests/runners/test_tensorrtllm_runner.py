@@ -73,6 +73,8 @@ def test_random_weights_and_what_the_engine_is_given(engine: Any, tmp_path: Path
     given = found["runtime"]["engine"]
     assert (given["load_format"], given["max_batch_size"], given["max_seq_len"], given["max_num_tokens"]) == ("dummy", 2, 14, 20)
     assert given["kv_cache_config"] == {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.5}
+    settings = {setting["name"]: setting["value"] for setting in found["runtime"]["settings"]}
+    assert (settings["max_batch_size"], settings["kv_cache_config.enable_block_reuse"], settings["top_k"]) == ("2", "False", "1")
     (opened,) = engine.opened
     assert opened.kv_cache_config.enable_block_reuse is False
     assert opened.most_running == 2, "all sequences of the batch at once"
@@ -157,3 +159,4 @@ def test_prefill_of_cached_prompts_is_told(engine: Any, reuse: bool) -> None:
     words = f"runtime.engine.kv_cache_config.enable_block_reuse={str(reuse).lower()}"
     session = open_session(compose([*WORDS, "runtime=tensorrtllm", words]).config)
     assert (PREFIX_CACHE_NOTE in session.runner.runtime.notes) == reuse
+    assert "kv_cache_config.enable_block_reuse" not in {setting.name for setting in session.runner.runtime.settings}

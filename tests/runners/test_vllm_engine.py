@@ -109,7 +109,8 @@ def test_the_unprofiled_pass_has_the_engine_as_users_run_it(by_vllm: Path) -> No
     assert (runtime["elsewhere"], runtime["changes"]) == (True, [])
     assert set(runtime["variables"]) <= {"VLLM_NO_USAGE_STATS", "VLLM_WORKER_MULTIPROC_METHOD"}
     assert {each["name"] for each in runtime["settings"]} - set(runtime["variables"]) == {
-        "kv_cache_memory_bytes", "max_model_len", "prefix cache", "skip_tokenizer_init",
+        "detokenize", "ignore_eos", "kv_cache_memory_bytes", "load_format", "max_model_len", "output_kind", "prefix cache",
+        "skip_tokenizer_init", "temperature",
     }  # fmt: skip
     assert not runtime["engine"].keys() & {"enable_prefix_caching", "async_scheduling", "max_num_seqs", "max_num_batched_tokens"}
     memory = runtime["memory"]
@@ -120,7 +121,8 @@ def test_the_unprofiled_pass_has_the_engine_as_users_run_it(by_vllm: Path) -> No
 def test_what_the_torch_pass_changes_is_stated_with_its_cost(by_vllm: Path) -> None:
     engine = json.loads((by_vllm / "raw/torch/operators.json").read_text())["engine"]
     assert [each["name"] for each in engine["settings"]] == ["VLLM_ENABLE_V1_MULTIPROCESSING"], "a CPU has no async scheduling"
-    assert (engine["repeats"], engine["decode_steps"]) == (5, 5)
+    assert (engine["repeats"], engine["decode_steps"]) == (6, 5)
+    assert {stage: len(samples) for stage, samples in engine["samples_ns"].items()} == {"prefill": 6, "decode": 6}
     assert min(engine["stage_wall_ns"].values()) > 0
     report = (by_vllm / "report.md").read_text()
     assert "**What the changes for profiled passes cost**" in report
@@ -197,6 +199,7 @@ def test_chunked_prefill_is_not_told_apart(vllm_python: Path, tmp_path: Path) ->
     folder = run(vllm_python, tmp_path / "run", *words, "runtime.num_new_tokens=6", "hardware=cpu", "profiling=none")
     why = timings(folder)["runtime"]["inseparable"]
     assert "some sequences decoded while others were still in prefill" in why
+    assert timings(folder)["runtime"]["held_back"] is False, "none waited for another to end"
     report = (folder / "report.md").read_text()
     assert "| Time per output token (TPOT) | n/a (" in report
     assert f"): {why}\n" in report
@@ -218,6 +221,7 @@ def test_a_preempted_sequence_is_not_told_apart(vllm_python: Path, tmp_path: Pat
     folder = run(vllm_python, tmp_path / "run", "runtime=vllm", "model=tiny", *words, *few)
     why = timings(folder)["runtime"]["inseparable"]
     assert "some sequences decoded while others were held back" in why
+    assert timings(folder)["runtime"]["held_back"] is True
     report = (folder / "report.md").read_text()
     assert "| Time per output token (TPOT) | n/a (" in report
     assert f"): {why}\n" in report
@@ -280,7 +284,7 @@ def test_another_configuration_is_not_costed(vllm_python: Path, tmp_path: Path) 
     [
         (["runtime.engine.max_num_seq=3"], 2, "no such engine argument. Did you mean 'max_num_seqs'?"),
         (["runtime.engine.dtype=float16"], 2, "runtime.engine.dtype is set by model.dtype"),
-        (["runtime.engine.max_num_batched_tokens=1"], 3, "cannot open this model"),
+        (["runtime.engine.max_num_batched_tokens=1", "runtime.engine.max_num_seqs=2"], 3, "cannot open this model"),
     ],
 )
 def test_what_the_engine_does_not_take_is_refused(

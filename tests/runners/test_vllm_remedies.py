@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -25,8 +25,9 @@ from llm_perf_opt.workspace.data.prompts import Prompts
 ARGUMENTS = frozenset(
     {
         "async_scheduling", "attention_backend", "compilation_config", "cudagraph_capture_sizes", "enable_prefix_caching",
-        "enforce_eager", "gpu_memory_utilization", "kv_cache_dtype", "kv_cache_memory_bytes", "max_num_batched_tokens",
-        "max_num_seqs", "num_gpu_blocks_override", "optimization_level", "quantization", "speculative_config",
+        "enforce_eager", "gpu_memory_utilization", "kv_cache_dtype", "kv_cache_memory_bytes", "max_cudagraph_capture_size",
+        "max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override", "optimization_level", "quantization",
+        "speculative_config",
     }
 )  # fmt: skip
 """Those that are offered; the real ones are compared below."""
@@ -128,6 +129,18 @@ def test_an_engine_with_its_own_defaults() -> None:
             "graph_sizes",
             "compilation_config.cudagraph_capture_sizes=[1,2]",
         ),
+        (
+            {"max_cudagraph_capture_size": 1},
+            {"cudagraph_capture_sizes": [1]},
+            "graph_sizes",
+            "cudagraph_capture_sizes=[1,2] max_cudagraph_capture_size=2",
+        ),
+        (
+            {"compilation_config": {"max_cudagraph_capture_size": 5}},
+            {"cudagraph_capture_sizes": [1, 4]},
+            "graph_sizes",
+            "cudagraph_capture_sizes=[1,2,4] compilation_config.max_cudagraph_capture_size=4",
+        ),
         ({}, {"max_num_batched_tokens": 100}, "larger_step", "max_num_batched_tokens=128"),
         ({}, {"max_num_seqs": 1}, "more_sequences", "max_num_seqs=2"),
         ({"num_gpu_blocks_override": 6}, {"num_gpu_blocks": 6}, "more_sequences", "num_gpu_blocks_override=11"),
@@ -203,6 +216,41 @@ def test_speculation_needs_its_proposer(monkeypatch: pytest.MonkeyPatch) -> None
     assert overrides(opened())["speculation"] == words
     assert overrides(opened({"async_scheduling": True}))["speculation"] == f"{words} async_scheduling=false"
     assert "speculation" not in overrides(opened(speculative_config=object()))
+    assert offers(opened())["speculation"].implied == ("async_scheduling=False",)
+    assert offers(opened(async_scheduling=False))["speculation"].implied == (), "nothing to lose"
+
+
+def test_backends_that_cannot_be_listed_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(config: Any, cache_dtype: str) -> Iterator[str]:
+        raise ImportError("cannot import name 'AttentionSelectorConfig'")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(vllm_remedies, "_has_fp8", lambda opened: True)
+    monkeypatch.setattr(vllm_remedies, "_quantization_methods", lambda: ("fp8",))
+    monkeypatch.setattr(vllm_remedies, "_valid_backends", gone)
+    engine = opened()
+    assert {"cache_format", "attention_backend"}.isdisjoint(offers(engine))
+    assert "AttentionSelectorConfig" in engine.problems[0]
+
+
+def test_a_backend_is_chosen_by_what_the_configuration_says() -> None:
+    """A model with a sliding window, whose cache is transferred and has blocks that the user chose."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(
+            get_head_size=lambda: 128, dtype=torch.bfloat16, use_mla=False, get_sliding_window=lambda: 4096
+        ),
+        cache_config=SimpleNamespace(block_size=32, user_specified_block_size=True),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=2),
+        attention_config=SimpleNamespace(),
+        kv_transfer_config=SimpleNamespace(is_kv_transfer_instance=True),
+    )
+    values = vllm_remedies.selector_values(config, "fp8")
+    assert (values["head_size"], values["block_size"], values["kv_cache_dtype"]) == (128, 32, "fp8")
+    chosen = {name for name, value in values.items() if value is True}
+    assert chosen == {"has_sliding_window", "use_kv_connector", "use_dcp"}
+    by_default = SimpleNamespace(**vars(config) | {"cache_config": SimpleNamespace(block_size=16), "kv_transfer_config": None})
+    values = vllm_remedies.selector_values(by_default, "auto")
+    assert (values["block_size"], values["use_kv_connector"]) == (None, False)
 
 
 def every_offer(monkeypatch: pytest.MonkeyPatch) -> list[EngineRemedy]:
@@ -216,6 +264,7 @@ def every_offer(monkeypatch: pytest.MonkeyPatch) -> list[EngineRemedy]:
         opened({"compilation_config": {"cudagraph_mode": "PIECEWISE"}}, cudagraph_mode="PIECEWISE"),
         opened(cudagraph_capture_sizes=[1, 4], max_num_batched_tokens=100, max_num_seqs=1),
         opened({"compilation_config": {"cudagraph_capture_sizes": [1]}}, cudagraph_capture_sizes=[1]),
+        opened({"max_cudagraph_capture_size": 1}, cudagraph_capture_sizes=[1]),
         opened({"num_gpu_blocks_override": 6}, num_gpu_blocks=6),
         opened({"kv_cache_memory_bytes": 2**26}, num_gpu_blocks=6),
         opened(num_gpu_blocks=6),
@@ -232,6 +281,13 @@ def test_every_offer_can_be_tried_on_a_run(monkeypatch: pytest.MonkeyPatch) -> N
     nested = with_overrides(values, ["runtime.engine.speculative_config.method=ngram"]).runtime.engine
     assert nested == {"speculative_config": {"method": "ngram"}}
     assert values["runtime"]["engine"] == {}, "the run's own is left alone"
+
+
+def test_vllm_0_24_has_every_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = json.loads((Path(__file__).parents[1] / "fixtures" / "vllm" / "names_0.24.0.json").read_text())
+    names = {word.split("=")[0].split(".")[2] for remedy in every_offer(monkeypatch) for word in remedy.overrides}
+    assert names == ARGUMENTS
+    assert names <= set(recorded["engine/arg_utils.py"]["EngineArgs"])
 
 
 CHECK = """

@@ -1,5 +1,6 @@
 """What the vLLM runner chooses and reports, without the engine. See test_vllm_engine.py for the real one."""
 
+import functools
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from llm_perf_opt.config.composition import compose
+from llm_perf_opt.core.engine_records import EngineMemory
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners import models, vllm_runner, vllm_settings
 from llm_perf_opt.runners.base import RunnerRequest
@@ -72,15 +74,18 @@ EVERY = {
 
 def scheduler(**decided: Any) -> Any:
     """What the engine decided by itself."""
-    own = {"async_scheduling": True, "max_num_seqs": 1024, "max_num_batched_tokens": 16384}
+    own = {"async_scheduling": True}
     return SimpleNamespace(scheduler_config=SimpleNamespace(**own | decided))
 
 
 def test_an_engine_on_a_gpu_keeps_its_own_scheduling_limits_prefix_cache_and_memory() -> None:
     arguments, stated = vllm_settings._arguments(request_of(device="cuda"), EVERY)
-    assert {each.name: each.value for each in stated} == {"skip_tokenizer_init": "True", "max_model_len": "-1"}
-    assert not arguments.keys() & {"async_scheduling", "enable_prefix_caching", "kv_cache_memory_bytes", "max_num_seqs"}
-    assert vllm_settings._needed(request_of(device="cuda"), scheduler()) == {}
+    assert {each.name: each.value for each in stated} == {
+        "load_format": "dummy",
+        "skip_tokenizer_init": "True",
+        "max_model_len": "-1",
+    }
+    assert not arguments.keys() & {"async_scheduling", "enable_prefix_caching", "kv_cache_memory_bytes"}
     assert vllm_settings._changed(request_of(device="cuda"), scheduler()) == {}
 
 
@@ -89,16 +94,14 @@ def test_what_the_user_sets_is_neither_changed_nor_stated() -> None:
     request = request_of(*given, profiled=True)
     arguments, stated = vllm_settings._arguments(request, EVERY)
     assert (arguments["max_model_len"], arguments["async_scheduling"]) == (64, True)
-    assert {each.name for each in stated} == {"skip_tokenizer_init", "kv_cache_memory_bytes"}
+    assert {each.name for each in stated} == {"load_format", "skip_tokenizer_init", "kv_cache_memory_bytes"}
     assert vllm_settings._changed(request, scheduler()) == {}
-    assert vllm_settings._needed(request, scheduler(max_num_seqs=1)) == {}
 
 
-def test_a_batch_beyond_the_engines_limits_raises_only_those() -> None:
-    found = vllm_settings._needed(request_of(batch=3), scheduler(max_num_seqs=2))
-    assert {name: value for name, (value, _) in found.items()} == {"max_num_seqs": 3}
-    found = vllm_settings._needed(request_of(batch=3), scheduler(max_num_batched_tokens=23))
-    assert {name: value for name, (value, _) in found.items()} == {"max_num_batched_tokens": 24}
+def test_a_batch_beyond_the_engines_limits_waits_or_is_split_as_for_any_user() -> None:
+    arguments, _ = vllm_settings._arguments(request_of(batch=3000), EVERY)
+    assert not arguments.keys() & {"max_num_seqs", "max_num_batched_tokens"}
+    assert vllm_settings._changed(request_of(batch=3000), scheduler()) == {}
 
 
 def test_only_a_profiled_pass_turns_off_async_scheduling_and_only_if_it_is_on() -> None:
@@ -124,27 +127,49 @@ def test_threads_are_bound_only_if_they_are_set() -> None:
     assert vllm_settings._bound_threads(request_of("hardware.threads=1", "runtime.engine.tensor_parallel_size=2")) == []
 
 
-def cache(**known: Any) -> Any:
+def cache(quantization: str | None = None, **known: Any) -> Any:
     own = {
         "cache_dtype": "auto", "gpu_memory_utilization": 0.92, "kv_cache_memory_bytes": None, "num_gpu_blocks": 100,
         "block_size": 16, "kv_cache_size_tokens": None,
     }  # fmt: skip
-    return SimpleNamespace(cache_config=SimpleNamespace(**own | known))
+    model = SimpleNamespace(quantization=quantization)
+    return SimpleNamespace(cache_config=SimpleNamespace(**own | known), model_config=model)
+
+
+@functools.cache
+def three_sequences() -> RunnerRequest:
+    return request_of("runtime.num_new_tokens=4", batch=3)
+
+
+def reserved(quantization: str | None = None, **known: Any) -> EngineMemory:
+    return vllm_settings.reserved_memory(three_sequences(), cache(quantization, **known), 5000)
 
 
 def test_reserved_memory_is_told_apart_from_what_the_request_needs() -> None:
-    request = request_of("runtime.num_new_tokens=4", batch=3)
-    found = vllm_settings.reserved_memory(request, cache())
+    found = reserved()
+    assert found.needed_tokens == 3 * (8 + 4)
+    assert not isinstance(found.needed_bytes, Missing)
     per_token = found.needed_bytes // found.needed_tokens
     assert (found.share, found.cache_tokens, found.cache_bytes) == (0.92, 1600, 1600 * per_token)
-    assert found.needed_tokens == 3 * (8 + 4)
-    assert vllm_settings.reserved_memory(request, cache(kv_cache_size_tokens=1500)).cache_tokens == 1500
-    fixed = vllm_settings.reserved_memory(request, cache(kv_cache_memory_bytes=2**20))
+    assert found.weights_bytes == 5000
+    assert reserved(kv_cache_size_tokens=1500).cache_tokens == 1500
+    fixed = reserved(kv_cache_memory_bytes=2**20)
     assert (isinstance(fixed.share, Missing), fixed.cache_bytes) == (True, 2**20)
-    assert isinstance(vllm_settings.reserved_memory(request, cache(cache_dtype="fp8")).cache_bytes, Missing)
-    unknown = vllm_settings.reserved_memory(request, cache(num_gpu_blocks=None))
+    unknown = reserved(num_gpu_blocks=None)
     assert isinstance(unknown.cache_tokens, Missing)
     assert isinstance(unknown.cache_bytes, Missing)
+
+
+def test_needed_memory_is_that_of_the_stored_formats() -> None:
+    """The model computes in bf16: its cache has two bytes per value."""
+    own, narrow, other = reserved(), reserved(cache_dtype="fp8"), reserved(cache_dtype="nvfp4")
+    assert not isinstance(own.needed_bytes, Missing)
+    assert not isinstance(own.cache_bytes, Missing)
+    assert (narrow.needed_bytes, narrow.cache_bytes) == (own.needed_bytes // 2, own.cache_bytes // 2)
+    assert reserved(cache_dtype="float16").needed_bytes == own.needed_bytes
+    assert isinstance(other.needed_bytes, Missing)
+    assert isinstance(other.cache_bytes, Missing)
+    assert isinstance(reserved("fp8").weights_bytes, Missing)
 
 
 def step(**tokens: int) -> list[Any]:
@@ -173,3 +198,23 @@ def test_a_step_that_passes_over_a_sequence_is_known(steps: list[list[Any]], hel
         generated = received.generated(0)
         assert [len(row) for row in generated.tokens] == [3, 3]
         assert generated.held_back == (held_back and not in_turns)
+
+
+def notes(*words: str, in_process: bool = False, profiled: bool = False, workers: int = 1) -> str:
+    """The notes of an engine that schedules asynchronously."""
+    runner: Any = SimpleNamespace(_in_process=in_process, _pauses=False)
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(enable_prefix_caching=False), scheduler_config=SimpleNamespace(async_scheduling=True)
+    )
+    return " ".join(vllm_runner.VllmRunner._notes(runner, config, workers, request_of(*words, profiled=profiled)))
+
+
+def test_notes_are_about_what_profiled_passes_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(vllm_settings.IN_PROCESS, raising=False)
+    elsewhere, ranges = "not llm-perf's ranges", "encloses launches of the next"
+    assert elsewhere not in notes(), "profiled passes run the engine in their process"
+    assert ranges not in notes(), "profiled passes schedule synchronously"
+    assert elsewhere in notes(workers=2, in_process=True)
+    assert ranges in notes("runtime.engine.async_scheduling=true")
+    monkeypatch.setenv(vllm_settings.IN_PROCESS, "1")
+    assert elsewhere in notes()

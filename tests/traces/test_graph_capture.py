@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.traces.events import Trace, WorkKind
-from llm_perf_opt.traces.graph_capture import captures_by_kinds, graph_captures, graph_replays, while_capturing
+from llm_perf_opt.traces.graph_capture import graph_captures, graph_replays, while_capturing
 from llm_perf_opt.traces.projection import launching_calls
 from trace_builders import Builder
 
@@ -73,15 +73,6 @@ def test_the_order_of_a_replay_is_that_of_its_stream_or_of_the_nodes() -> None:
 def test_the_order_on_several_streams_without_nodes_is_unknown() -> None:
     trace = replayed([7, 8], [0, 0])
     assert graph_replays(trace, launching_calls(trace)) == ()
-
-
-def test_captures_of_the_same_kinds_must_agree() -> None:
-    made = Builder()
-    for number, at in enumerate((0, 20, 40)):
-        capture(made, at, ["cudaLaunchKernel"] * (1 + (number == 2)), first=100 * (number + 1))
-    captures = graph_captures(made.trace())
-    assert set(captures_by_kinds(captures, lambda each: 1)) == {bytes(1), bytes(2)}
-    assert set(captures_by_kinds(captures, lambda each: each.begin)) == {bytes(2)}, "the first two differ"
 
 
 def test_a_trace_without_graphs() -> None:

@@ -96,8 +96,8 @@ def test_what_cannot_be_is_named(tmp_path: Path, place: tuple[Any, ...], value: 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"cache_bytes": 2**50 + 1}, "a size of the engine's cache is 1125899906842625"),
-        ({"needed_tokens": -1}, "a size of the engine's cache is -1"),
+        ({"cache_bytes": 2**50 + 1}, "a size of the engine's memory is 1125899906842625"),
+        ({"needed_tokens": -1}, "a size of the engine's memory is -1"),
         ({"share": 1.5}, "the engine may use 1.5 of the device's memory"),
     ],
 )

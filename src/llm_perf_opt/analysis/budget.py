@@ -5,7 +5,8 @@ unprofiled pass if there is one. Their difference is the unprofiled idle time. I
 of the trace, which assumes that a profiler stretches all causes equally.
 
 A pass may change an engine so that its ranges enclose its work. What that adds is measured without the profiler and is taken off
-the host time of the trace first: it is no part of the unprofiled time, and nobody can save it.
+the idle time of the trace first: it is no part of the unprofiled time, and nobody can save it. If the changes make a stage
+shorter, as much host time is missing from the trace and is added to it.
 """
 
 from collections.abc import Mapping
@@ -168,7 +169,8 @@ class BudgetFacts:
     counted_share: float = 0.0
     """Share of the kernel time that counters cover."""
     changed_ns: int = 0
-    """Host time that the traced pass added by changing the engine; not part of the unprofiled time."""
+    """Time that the traced pass added by changing the engine, which is no part of the unprofiled time; negative if it took some
+    away."""
 
 
 def stage_budget(facts: BudgetFacts) -> StageBudget:
@@ -188,17 +190,15 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
             )
         )
     else:
-        for key, ns in _idle_rows(facts, idle_ns).items():
+        weights = _idle_weights(facts)
+        if facts.unprofiled and facts.changed_ns:
+            notes.append(_without_changes(weights, facts.changed_ns))
+        for key, ns in _idle_rows(facts, weights, idle_ns).items():
             amounts[key] = amounts.get(key, 0) + ns
     if facts.unprofiled:
         notes.append(
             "Idle time, the unprofiled time minus the kernel time, is divided among its causes in the proportions of the trace."
         )
-        if facts.changed_ns:
-            notes.append(
-                f"Of the host time in the trace, {duration(facts.changed_ns)} do not count: the traced pass changed the engine, "
-                "which adds as much without the profiler."
-            )
     else:
         notes.append("There is no unprofiled pass, so the gaps are those under the profiler. Without it, they would be shorter.")
     rows = tuple(
@@ -240,17 +240,51 @@ def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[
     return found
 
 
-def _idle_rows(facts: BudgetFacts, idle_ns: int) -> dict[BudgetKey, int]:
-    """Divide the idle time in the proportions of the trace. Time outside the span of device work is the host's."""
+def _idle_weights(facts: BudgetFacts) -> dict[BudgetKey, int]:
+    """Return the idle time of the trace by row. Time outside the span of device work is the host's."""
     weights: dict[BudgetKey, int] = {}
     for cause, ns in facts.idle.items():
         key = _ROW_OF_CAUSE[cause]
         weights[key] = weights.get(key, 0) + ns
     weights[BudgetKey.HOST] = weights.get(BudgetKey.HOST, 0) + max(facts.trace_wall_ns - facts.span_ns, 0)
-    left = facts.changed_ns if facts.unprofiled else 0
-    for key in (BudgetKey.HOST, BudgetKey.SYNC):  # what the host does between steps, and the wait before it
-        weights[key], left = max(weights.get(key, 0) - left, 0), max(left - weights.get(key, 0), 0)
+    return weights
+
+
+_ADDED_TO = (BudgetKey.HOST, BudgetKey.SYNC, BudgetKey.LAUNCH, BudgetKey.UNEXPLAINED)
+"""Where changes of an engine add time, most likely first: host work between steps, the wait before it, late launches."""
+
+
+def _without_changes(weights: dict[BudgetKey, int], changed_ns: int) -> str:
+    """Take what the changes of the traced pass add off the weights, and return a note on it."""
+    changed = "the traced pass changed the engine, which"
+    if changed_ns < 0:
+        weights[BudgetKey.HOST] = weights.get(BudgetKey.HOST, 0) - changed_ns
+        return (
+            f"The host time of the trace counts as {duration(-changed_ns)} longer: {changed} saves as much without the profiler."
+        )
+    left = changed_ns
+    for key in _ADDED_TO:
+        taken = min(weights.get(key, 0), left)
+        if taken:
+            weights[key] -= taken
+            left -= taken
+    adds = "as much" if not left else f"{duration(changed_ns)}, more than the idle time of the trace,"
+    return (
+        f"Of the idle time in the trace, {duration(changed_ns - left)} do not count: {changed} adds {adds} without the profiler."
+    )
+
+
+def _idle_rows(facts: BudgetFacts, weights: dict[BudgetKey, int], idle_ns: int) -> dict[BudgetKey, int]:
+    """Divide the idle time in proportion to the weights.
+
+    If the pass changed the engine, no row is longer than its weight: the trace does not show what causes the rest.
+    """
+    is_changed = facts.unprofiled and facts.changed_ns != 0
+    shown = min(idle_ns, sum(weights.values())) if is_changed else idle_ns
     if not any(weights.values()):  # the trace shows no idle time, and so no causes
-        weights = {BudgetKey.UNEXPLAINED if facts.changed_ns else BudgetKey.HOST: 1}
+        return {BudgetKey.UNEXPLAINED if is_changed else BudgetKey.HOST: idle_ns}
     keys = list(weights)
-    return dict(zip(keys, apportion(idle_ns, [weights[key] for key in keys]), strict=True))
+    rows = dict(zip(keys, apportion(shown, [weights[key] for key in keys]), strict=True))
+    if idle_ns > shown:
+        rows[BudgetKey.UNEXPLAINED] = rows.get(BudgetKey.UNEXPLAINED, 0) + idle_ns - shown
+    return rows

@@ -82,7 +82,7 @@ class RunFacts:
 
     @property
     def own_runtime(self) -> bool:
-        """Whether llm-perf ran the model itself, not an engine; True for a standalone trace."""
+        """Whether llm-perf ran the model with its own PyTorch runtime, whose settings it has; True for a standalone trace."""
         return self.setting("runtime.type") in (None, PYTORCH)
 
     @property
@@ -262,12 +262,15 @@ def _stage(
 
 
 def _changed(stage: str, unit: str, units: int, facts: RunFacts) -> int:
-    """Return the host time that the traced pass added to as many units by changing the engine; 0 if none is known."""
+    """Return the time that the traced pass added to as many units by changing the engine; negative if it made them shorter.
+
+    0 if none is known, or if it does not exceed the spread.
+    """
     cost = next((each.changes for each in facts.overheads if each.name == facts.trace_pass), None)
     if cost is None or stage not in (PREFILL, DECODE) or unit == DECODE:
         return 0
-    added = cost.added_prefill_ns if stage == PREFILL else cost.added_step_ns
-    return 0 if isinstance(added, Missing) else max(round(added * units), 0)
+    added = cost.added_prefill if stage == PREFILL else cost.added_step
+    return 0 if isinstance(added, Missing) or not added.distinguishable else round(added.ns * units)
 
 
 def _without_idle_units(time: StageTime, stages: TraceStages, inner: str, active: Int64) -> StageTime:

@@ -6,7 +6,8 @@ Also the events of torch.profiler's own work, which its tables list among the op
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.limits.efficiency import stage_seconds
+from llm_perf_opt.analysis.limits.efficiency import stage_samples, stage_seconds
+from llm_perf_opt.analysis.stats import ends, percentile, summarize
 from llm_perf_opt.core.engine_records import ChangedEngine, EngineSetting
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass, WrappedPass
 from llm_perf_opt.core.stages import PROFILER_OPERATORS, Stage
@@ -24,8 +25,25 @@ Users may have labels called Resource or Instrumentation, so those two are found
 
 
 @dataclass(frozen=True)
+class AddedTime:
+    """What the changes of a pass add to a time: the difference of two medians; negative if they shorten it."""
+
+    ns: float
+    ends_ns: Maybe[tuple[float, float]]
+    """Least and most, by the 95 % intervals of both medians (below 6 repeats, by their least and greatest values)."""
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the difference exceeds the spread; also true if the spread is not known, as in older runs."""
+        return isinstance(self.ends_ns, Missing) or not self.ends_ns[0] <= 0 <= self.ends_ns[1]
+
+
+@dataclass(frozen=True)
 class ChangeCost:
-    """What a profiled pass changed in an engine, and its times with these changes and without a profiler."""
+    """What a profiled pass changed in an engine, and its times with these changes and without a profiler.
+
+    The changes are measured together: what each of them costs alone is not known.
+    """
 
     settings: tuple[EngineSetting, ...]
     prefill_ns: Maybe[float]
@@ -34,23 +52,9 @@ class ChangeCost:
     clean_prefill_ns: Maybe[float]
     clean_step_ns: Maybe[float]
     """The same in the unprofiled pass, over as many steps."""
+    added_prefill: Maybe[AddedTime]
+    added_step: Maybe[AddedTime]
     repeats: int
-
-    @property
-    def added_prefill_ns(self) -> Maybe[float]:
-        """What the changes add to a prefill; negative if they shorten it."""
-        return _difference(self.prefill_ns, self.clean_prefill_ns)
-
-    @property
-    def added_step_ns(self) -> Maybe[float]:
-        """What the changes add to a decode step; negative if they shorten it."""
-        return _difference(self.step_ns, self.clean_step_ns)
-
-
-def _difference(with_changes: Maybe[float], without: Maybe[float]) -> Maybe[float]:
-    if isinstance(with_changes, Missing) or isinstance(without, Missing):
-        return with_changes if isinstance(with_changes, Missing) else without
-    return with_changes - without
 
 
 @dataclass(frozen=True)
@@ -98,26 +102,38 @@ def _change_cost(engine: ChangedEngine | None, timings: CleanTimings | None) -> 
     """Return the cost of a pass's changes to an engine; None if it made none."""
     if engine is None:
         return None
-    steps, walls = engine.decode_steps, engine.stage_wall_ns
-    prefill, decode = walls.get(Stage.PREFILL.value), walls.get(Stage.DECODE.value)
-    none = Missing("the pass did not time it with its changes alone")
-    clean = [_clean_ns(timings, stage, count) for stage, count in ((Stage.PREFILL, 1), (Stage.DECODE, steps))]
+    prefill = _both(engine, timings, Stage.PREFILL, 1)
+    step = _both(engine, timings, Stage.DECODE, engine.decode_steps)
     return ChangeCost(
         settings=engine.settings,
-        prefill_ns=prefill or none,
-        step_ns=decode / steps if decode and steps else none,
-        clean_prefill_ns=clean[0],
-        clean_step_ns=clean[1],
+        prefill_ns=prefill[0],
+        step_ns=step[0],
+        clean_prefill_ns=prefill[1],
+        clean_step_ns=step[1],
+        added_prefill=prefill[2],
+        added_step=step[2],
         repeats=engine.repeats,
     )
 
 
-def _clean_ns(timings: CleanTimings | None, stage: Stage, count: int) -> Maybe[float]:
-    """Return the unprofiled time of a prefill, or the mean of the first `count` decode steps."""
-    if timings is None:
-        return Missing("there is no unprofiled time to compare with")
-    found = stage_seconds(timings, stage, count)
-    return found if isinstance(found, Missing) else found * 1e9 / count
+def _both(
+    engine: ChangedEngine, timings: CleanTimings | None, stage: Stage, count: int
+) -> tuple[Maybe[float], Maybe[float], Maybe[AddedTime]]:
+    """Return the time of a prefill, or the mean of `count` decode steps: with the changes, without them, and the difference."""
+    wall = engine.stage_wall_ns.get(stage.value)
+    changed: Maybe[float] = wall / count if wall and count else Missing("the pass did not time it with its changes alone")
+    found: Maybe[list[int]] = Missing("there is no unprofiled time to compare with")
+    if timings is not None:
+        found = stage_samples(timings, stage, count)
+    clean = found if isinstance(found, Missing) else percentile(found, 0.5) / count
+    if isinstance(changed, Missing) or isinstance(clean, Missing) or isinstance(found, Missing):
+        return changed, clean, next(each for each in (changed, clean) if isinstance(each, Missing))
+    samples = engine.samples_ns.get(stage.value)
+    spread: Maybe[tuple[float, float]] = Missing("the run did not record the single repeats")
+    if samples:
+        (low, high), (clean_low, clean_high) = ends(summarize(samples)), ends(summarize(found))
+        spread = (low - clean_high) / count, (high - clean_low) / count
+    return changed, clean, AddedTime(changed - clean, spread)
 
 
 def without_profiler_events(found: TorchPass) -> TorchPass:

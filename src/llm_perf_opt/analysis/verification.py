@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.separable import steps_unavailable
+from llm_perf_opt.analysis.separable import stages_unavailable, steps_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
@@ -110,6 +110,9 @@ def _unit_times(finding: Finding, timings: CleanTimings) -> list[float] | Missin
     """Return the time per unit of the finding's stage, one value per repeat."""
     share = timings.workload.batch_size if finding.kind == "throughput" else 1
     found: list[float] = []
+    unavailable = None if finding.stage == REQUEST else stages_unavailable(timings)
+    if unavailable is not None:
+        return unavailable
     if finding.stage == PREFILL:
         found = [iteration.prefill_ns / share for iteration in timings.iterations]
     elif finding.stage == REQUEST:

@@ -88,8 +88,16 @@ def print_serving(folder: "RunFolder", found: "ServingAnalysis", as_json: bool) 
     from llm_perf_opt.report.terminal import render_text
 
     if as_json:
-        values = {"server": found.server, "slo": found.slo, "knee": found.knee, "points": found.points}
+        values = {
+            "server": found.server,
+            "slo": found.slo,
+            "knee": found.knee,
+            "points": found.points,
+            "problems": found.problems,
+        }
         print_json({"run": str(folder.path), "status": found.manifest.status, "why": found.manifest.why, **values})
         return
     print(render_text(overview_document(found)))
+    for problem in found.problems:
+        print(f"problem: {problem}")
     print(f"report: {folder.page_file}")

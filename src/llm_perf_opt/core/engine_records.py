@@ -33,7 +33,9 @@ class EngineMemory:
     cache_bytes: Maybe[int]
     needed_tokens: int
     """Tokens of the cache that the request needs: prompts and new tokens of all sequences."""
-    needed_bytes: int
+    needed_bytes: Maybe[int]
+    weights_bytes: Maybe[int] | None = None
+    """The weights as the engine stores them; None in older runs, where they are those of the model's facts."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class ChangedEngine:
     """Medians of prefill and decode over the repeats."""
     decode_steps: int
     repeats: int
+    samples_ns: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Prefill and decode of each repeat. Empty in older runs."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class RuntimeFacts:
     """Why prefill and decode could not be separated; empty if they were. Without separation, neither is reported."""
     unstepped: str = ""
     """Why single decode steps have no times; empty if they have. Decode as a whole has a time in both cases."""
+    held_back: bool | None = None
+    """Whether sequences waited until others had ended, or were preempted; None in older runs, and if it is not known."""
     uncosted: str = ""
     """Why FLOPs and bytes cannot be computed from the architecture; empty if they can."""
     engine: dict[str, Any] = field(default_factory=dict)

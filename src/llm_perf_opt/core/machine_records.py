@@ -180,6 +180,8 @@ class Ceilings:
     - `model_gemm_<dtype>`: ns of all products with weights in one prefill; `work` is their FLOPs.
     - `threads_<n>_model_gemv`: as `model_gemv_<dtype>` in the dtype of the run, with n threads.
     - `dispatch`, `view_call`, `module_call`: ns of host time per call.
+    - `h2d_pinned`, `d2h_pinned`, `h2d_pageable`, `d2h_pageable`: B/s between host and GPU, from or to pinned or pageable memory.
+    - `peer_copy`: B/s to another GPU; `all_reduce`: bus bandwidth of an all-reduce over all GPUs, what each sends per second.
     - `launch_…`, `sync`, `item`: ns, on a GPU.
     """
     caches: tuple[CacheLevel, ...] = ()

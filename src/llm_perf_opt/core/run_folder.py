@@ -18,6 +18,7 @@ import msgspec
 
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
+from llm_perf_opt.core.serving_records import LOAD_PREFIX, SERVER
 from llm_perf_opt.core.user_files import COMPRESSED, check_folder, present, read_text, read_unpacked
 
 R = TypeVar("R")
@@ -112,7 +113,7 @@ class RunFolder:
     """The trace of the torch pass."""
     program_profile_file = _RunFile("raw/torch/program.json")
     """What torch.profiler recorded of a user's program, apart from the trace."""
-    server_file = _RunFile("raw/server/server.json")
+    server_file = _RunFile(f"raw/{SERVER}/server.json")
     """The server that a load was put on."""
 
     def __init__(self, path: Path) -> None:
@@ -183,7 +184,7 @@ class RunFolder:
 
     def load_folders(self) -> list[Path]:
         """Return the folders of the loads that were put on a server, in order."""
-        return sorted(path for path in (self.path / "raw").glob("load_*") if path.is_dir())
+        return sorted(path for path in (self.path / "raw").glob(f"{LOAD_PREFIX}*") if path.is_dir())
 
     def tables(self, name: str) -> Path:
         """Return the folder of a pass's tables, as Parquet files."""

@@ -10,6 +10,7 @@ import sys
 from llm_perf_opt.analysis.findings.registry import RULES
 from llm_perf_opt.analysis.limits.binding import EFFICIENCY_METRICS, EVIDENCE, VERDICTS, shown_verdict
 from llm_perf_opt.analysis.limits.hardware import HARDWARE, RATES
+from llm_perf_opt.analysis.limits.links import LINKS, NETWORKS
 from llm_perf_opt.analysis.limits.peaks import MEASURED_MARGIN
 from llm_perf_opt.analysis.metrics import METRICS
 from llm_perf_opt.analysis.stats import CONFIDENCE, LEAST_BEYOND, PERCENTILE_METHOD
@@ -52,6 +53,13 @@ def metrics_page() -> str:
             "its measured peaks are used, or `hardware.peak_tflops=` and `hardware.bandwidth_gbs=`.",
             "",
             _hardware(),
+            "",
+            "## Links",
+            "",
+            "Bandwidth per GPU and direction, within a node and between nodes. `llm-perf cost` uses it "
+            "([cost.md](cost.md#several-gpus)).",
+            "",
+            _links(),
         ]
     )
 
@@ -62,6 +70,13 @@ def _hardware() -> str:
         peaks = [significant(row.peaks[dtype].flops_per_s / 1e12) if dtype in row.peaks else "" for dtype in RATES]
         rows.append([f"`{key}`", row.name, *peaks, significant(row.bandwidth_bytes_per_s / 1e9), row.source])
     return table(["key", "device", *RATES, "GB/s", "source"], rows, "ll" + "r" * (len(RATES) + 1) + "l")
+
+
+def _links() -> str:
+    named = [(f"`{key}`", link, f"{link.gpus}") for key, links in LINKS.items() for link in links]
+    named += [(f"`--network {key}`", link, "any") for key, link in NETWORKS.items()]
+    rows = [[key, link.name, significant(link.bytes_per_s / 1e9), gpus, link.source] for key, link, gpus in named]
+    return table(["key", "link", "GB/s", "GPUs connected", "source"], rows, "llrrl")
 
 
 def rules_table() -> str:

@@ -174,7 +174,24 @@ def components_table(found: Efficiency) -> Table:
         whole = sum(known(part.time_ns, 0) for part in stage.components) or 1
         for part in stage.components:
             table.add(stage.stage, part.name, *_component(part, whole))
+    table.foot += _above_peak(found)
     return table
+
+
+def _above_peak(found: Efficiency) -> str:
+    """Return a sentence on the components that are faster than the measured peak, within its margin; empty if none is."""
+    above = [
+        f"{part.name} of {stage.stage}"
+        for stage in found.stages
+        for part in known(stage.components, ())
+        if max(known(part.mfu, 0.0), known(part.mbu, 0.0)) > 1
+    ]
+    if not above:
+        return ""
+    return (
+        f" Above 100 %: {', '.join(above)}. The measured peak is the best rate of plain products and reads of large arrays on "
+        "this device; either these kernels are faster, or they do not read all bytes that the cost model counts."
+    )
 
 
 def _component(part: ComponentEfficiency, whole_ns: int) -> list[Cell | Missing | str]:

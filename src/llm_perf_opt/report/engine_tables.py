@@ -1,8 +1,8 @@
 """Tables of a run on an engine: settings that llm-perf chose, what changes of profiled passes cost, reserved memory."""
 
-from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.overhead import AddedTime, PassOverhead
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.core.records import CleanTimings
+from llm_perf_opt.core.records import CleanTimings, Maybe
 from llm_perf_opt.report.document import Column, Table, cell, count_cell, numbers
 from llm_perf_opt.report.text import count, duration, known, memory_size, percent, signed, then
 
@@ -10,8 +10,9 @@ _ABOUT_SETTINGS = (
     "Neither the engine's defaults nor settings of the user. Everything else is the engine's default, or set with runtime.engine."
 )
 _ABOUT_COST = (
-    "The changes are measured in the process of the pass before its profiler records; Nsight tools are attached meanwhile, which "
-    "may add to it. Reported times, budgets and savings are those of the unprofiled pass."
+    "All changes of a pass are measured together, in its process before its profiler records; Nsight tools are attached "
+    "meanwhile, which may add to it. In parentheses: least and most, by the 95 % intervals of both medians. Reported times, "
+    "budgets and savings are those of the unprofiled pass."
 )
 _ABOUT_MEMORY = (
     "An engine reserves memory in advance for as many requests as fit. Its use of the device does not show what the model needs."
@@ -52,13 +53,18 @@ def _cost_table(changed: list[PassOverhead]) -> Table:
             table.add(
                 entry.name,
                 *[cell(value, duration) for value in (cost.clean_prefill_ns, cost.prefill_ns)],
-                cell(cost.added_prefill_ns, signed),
+                cell(cost.added_prefill, _added),
                 *[cell(value, duration) for value in (cost.clean_step_ns, cost.step_ns)],
-                cell(cost.added_step_ns, signed),
+                cell(cost.added_step, _added),
                 count_cell(cost.repeats),
             )
     table.foot = _ABOUT_COST
     return table
+
+
+def _added(time: AddedTime) -> str:
+    spread = known(then(time.ends_ns, lambda ends: " to ".join(map(signed, ends))), "spread unknown")
+    return f"{signed(time.ns)} ({spread})" if time.distinguishable else f"not distinguishable ({spread})"
 
 
 def engine_memory_tables(timings: CleanTimings) -> list[Table]:
@@ -66,7 +72,8 @@ def engine_memory_tables(timings: CleanTimings) -> list[Table]:
     memory = timings.runtime.memory if timings.runtime else None
     if memory is None:
         return []
-    weights = timings.model.weight_bytes
+    weights: Maybe[int] = timings.model.weight_bytes if memory.weights_bytes is None else memory.weights_bytes
+    both = then(weights, lambda size: then(memory.needed_bytes, lambda needed: size + needed))
     table = Table(
         "engine-memory", "Memory: reserved by the engine, and needed", [Column("memory"), *numbers("size"), Column("what")]
     )
@@ -77,8 +84,8 @@ def engine_memory_tables(timings: CleanTimings) -> list[Table]:
         )
     held = then(memory.cache_tokens, lambda tokens: f"room for {count(tokens)} tokens")
     table.add("Reserved: cache", cell(memory.cache_bytes, memory_size), cell(held))
-    table.add("Needed: weights", memory_size(weights), f"{count(timings.model.parameters)} parameters")
-    table.add("Needed: cache of the request", memory_size(memory.needed_bytes), f"{memory.needed_tokens:,} tokens")
-    table.add("Needed: both", memory_size(weights + memory.needed_bytes), "without activations, CUDA graphs and libraries")
+    table.add("Needed: weights", cell(weights, memory_size), f"{count(timings.model.parameters)} parameters")
+    table.add("Needed: cache of the request", cell(memory.needed_bytes, memory_size), f"{memory.needed_tokens:,} tokens")
+    table.add("Needed: both", cell(both, memory_size), "without activations, CUDA graphs and libraries")
     table.foot = _ABOUT_MEMORY
     return [table]

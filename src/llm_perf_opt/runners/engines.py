@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config.schema import ModelConfig, canonical_dtype
+from llm_perf_opt.core.engine_records import EngineSetting
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.host import last_level_cache_bytes
 from llm_perf_opt.core.records import Maybe, ModelFacts
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from llm_perf_opt.runners.base import RunnerRequest
+
+
+Chosen = dict[str, tuple[Any, str]]
+"""Name of a setting → its value and why llm-perf chose it."""
+GREEDY = "decoding is greedy"
+EXACTLY = "every sequence gets exactly runtime.num_new_tokens tokens"
+RUN_THREADS = "the threads of the run (hardware.threads)"
+"""Why engines get settings that all of them have."""
+
+
+def stated(chosen: Chosen, given: Collection[str] = ()) -> list[EngineSetting]:
+    """Return the settings that llm-perf chose, without those that the user set."""
+    return [EngineSetting(name, str(value), why) for name, (value, why) in chosen.items() if name not in given]
 
 
 def last_level_cache_of(device: "torch.device") -> Maybe[int]:

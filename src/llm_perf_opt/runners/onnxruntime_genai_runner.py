@@ -15,12 +15,17 @@ from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.runners.base import EngineProfiler, RunnerRequest
 from llm_perf_opt.runners.conversion import ConvertedModel, Converter, converted_model, run_module
 from llm_perf_opt.runners.engines import (
+    EXACTLY,
+    GREEDY,
     PARAMETERS_NOTE,
     QUANTIZED,
+    RUN_THREADS,
+    Chosen,
     EngineWords,
     cpu_engine_dtype,
     engine_model_facts,
     opening,
+    stated,
 )
 from llm_perf_opt.runners.models import weight_facts
 
@@ -48,6 +53,8 @@ SESSION_OPTIONS = (
 RESERVED = {"enable_profiling": "profiling.torch.enable", "provider_options": "hardware"}
 """Session option → the key of llm-perf's own configuration that sets it."""
 _PROFILE = "onnxruntime_profile"
+_SEARCH: Chosen = {"do_sample": (False, GREEDY), "num_beams": (1, GREEDY), "repetition_penalty": (1.0, GREEDY)}
+"""Search options of each request."""
 
 
 class _SessionOptions:
@@ -131,10 +138,22 @@ class OnnxRuntimeGenAiRunner:
             uncosted=_uncosted(converted.folder, request.prompts),
             engine=options,
             notes=(PARAMETERS_NOTE, *NOTES),
+            settings=tuple(stated(self._chosen(), request.config.runtime.engine)),
         )
         self.profiler: EngineProfiler | Missing = Missing("the model was not opened for the torch pass")
         if request.trace_dir is not None:
             self.profiler = _SessionProfiler(self, request.trace_dir)
+
+    def _chosen(self) -> Chosen:
+        dropped = "those of genai_config.json may name libraries to load, or devices"
+        return {
+            "intra_op_num_threads": (self.threads, RUN_THREADS),
+            "session_options": ("those of runtime.engine", dropped),
+            "eos_token_id": (None, EXACTLY),
+            "pad_token_id": (self._padding, "an id that no prompt has: the engine takes leading ones of it for padding"),
+            "max_length": (self._longest, "the cache is allocated for the whole request in advance"),
+            **_SEARCH,
+        }
 
     def load(self, profile: Path | None = None) -> None:
         """Load the model. ONNX Runtime writes its profile to a file whose name begins with `profile`."""
@@ -147,7 +166,7 @@ class OnnxRuntimeGenAiRunner:
             self._loaded = engine.Model(engine.Config(folder))
         self._parameters = engine.GeneratorParams(self._loaded)
         self._parameters.set_search_options(
-            batch_size=self._sequences, max_length=self._longest, do_sample=False, num_beams=1, repetition_penalty=1.0
+            batch_size=self._sequences, max_length=self._longest, **{name: value for name, (value, _) in _SEARCH.items()}
         )
 
     def release(self) -> None:

@@ -20,13 +20,18 @@ from llm_perf_opt.core.weight_records import WeightFacts
 from llm_perf_opt.runners.base import Generated, RunnerRequest
 from llm_perf_opt.runners.conversion import ConvertedModel, Converter, converted_model, run_module
 from llm_perf_opt.runners.engines import (
+    EXACTLY,
+    GREEDY,
     PARAMETERS_NOTE,
     QUANTIZED,
+    RUN_THREADS,
+    Chosen,
     EngineWords,
     cpu_engine_dtype,
     engine_model_facts,
     opening,
     short_dtype,
+    stated,
 )
 from llm_perf_opt.runners.measure.annotations import StageMarker
 from llm_perf_opt.runners.models import weight_facts
@@ -121,6 +126,7 @@ class OpenVinoGenAiRunner:
             uncosted=_uncosted(stored, short_dtype(dtype), properties),
             engine=properties,
             notes=(PARAMETERS_NOTE, *uneven),
+            settings=tuple(stated({**_properties(dtype), **_GENERATION}, request.config.runtime.engine)),
         )
         self.profiler = Missing(
             "OpenVINO runs the model in its own code, and its pipelines offer no profile of its operators; "
@@ -144,7 +150,9 @@ class OpenVinoGenAiRunner:
         import openvino_genai as engine
 
         wanted = engine.GenerationConfig()
-        wanted.max_new_tokens, wanted.ignore_eos, wanted.do_sample = new_tokens, True, False
+        wanted.max_new_tokens = new_tokens
+        for name, (value, _) in _GENERATION.items():
+            setattr(wanted, name, value)
         inputs = _padded(prompts)
         streamer = _new_streamer() if len(prompts.ids) == 1 else None
         started = time.monotonic_ns()
@@ -200,21 +208,28 @@ def _padded(prompts: "Prompts") -> Any:
     return engine.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(mask))
 
 
-def open_openvino_genai(request: RunnerRequest) -> OpenVinoGenAiRunner:
-    """Return a runner of the request's model, converted if necessary, or raise the engine's error as a ResourceError."""
+_GENERATION: Chosen = {"ignore_eos": (True, EXACTLY), "do_sample": (False, GREEDY)}
+"""Parameters of each request."""
+
+
+def _properties(dtype: "torch.dtype") -> Chosen:
     import torch
 
+    precision, narrower = PRECISIONS[short_dtype(dtype)], "model.dtype; the engine's own may be less precise"
+    return {
+        "INFERENCE_NUM_THREADS": (torch.get_num_threads(), RUN_THREADS),
+        "INFERENCE_PRECISION_HINT": (precision, narrower),
+        "KV_CACHE_PRECISION": (precision, narrower),
+        "ATTENTION_BACKEND": ("SDPA", "with which this runtime is tested"),
+    }
+
+
+def open_openvino_genai(request: RunnerRequest) -> OpenVinoGenAiRunner:
+    """Return a runner of the request's model, converted if necessary, or raise the engine's error as a ResourceError."""
     dtype = cpu_engine_dtype(request, "OpenVINO GenAI", _supported())
     given = request.config.runtime.engine
     _Properties().refuse(given, None)
-    precision = PRECISIONS[short_dtype(dtype)]
-    properties: dict[str, Any] = {
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": precision,
-        "ATTENTION_BACKEND": "SDPA",
-        **given,
-    }
+    properties: dict[str, Any] = {**{name: value for name, (value, _) in _properties(dtype).items()}, **given}
     converted = converted_model(request, dtype, CONVERTER)
     import openvino_genai as engine
 

@@ -7,16 +7,19 @@ import ast
 import atexit
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config.runtimes import Runtime, StageLabels, by_requests
+from llm_perf_opt.core.engine_records import EngineSetting
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.records import Missing, RuntimeFacts
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.runners.base import Generated, RunnerRequest
 from llm_perf_opt.runners.engines import (
+    EXACTLY,
+    GREEDY,
     OFFLOADED,
     OVERRIDDEN,
     PARAMETERS_NOTE,
@@ -26,6 +29,7 @@ from llm_perf_opt.runners.engines import (
     RESERVED,
     SPECULATIVE,
     UNPADDED,
+    Chosen,
     EngineWords,
     SourceArguments,
     changed_work,
@@ -34,6 +38,7 @@ from llm_perf_opt.runners.engines import (
     not_tensor_parallel,
     opening,
     other_cache_dtype,
+    stated,
     temporary_model_folder,
 )
 from llm_perf_opt.runners.measure.annotations import StageMarker
@@ -126,6 +131,7 @@ class TensorRtLlmRunner:
             engine=arguments,
             notes=(PARAMETERS_NOTE, *NOTES, *([PREFIX_CACHE_NOTE] if arguments["kv_cache_config"]["enable_block_reuse"] else [])),
             devices=_workers(request),
+            settings=tuple(_settings(arguments, request.config.runtime.engine)),
             elsewhere=True,
         )
         self.profiler = Missing("TensorRT-LLM runs the model in its own processes, which llm-perf's profiler does not see")
@@ -138,11 +144,9 @@ class TensorRtLlmRunner:
 
         sampling = SamplingParams(
             max_tokens=new_tokens,
-            top_k=1,
-            ignore_eos=True,
             end_id=self._end_id,  # required without a tokenizer, and ignored because of ignore_eos
             pad_id=self._end_id,
-            detokenize=False,
+            **{name: value for name, (value, _) in _PER_REQUEST.items()},
         )
         arrivals: list[list[int]] = [[] for _ in prompts.ids]
         tokens: list[list[int]] = [[] for _ in prompts.ids]
@@ -199,6 +203,29 @@ def _arguments(request: RunnerRequest) -> dict[str, Any]:
         **given,
         "kv_cache_config": {"enable_block_reuse": False, **cache},
     }
+
+
+_WHY = {
+    "skip_tokenizer_init": "prompts are token ids",
+    "load_format": "the weights are random",
+    "max_batch_size": "all sequences of the batch run at once",
+    "max_seq_len": "the longest sequence of the request",
+    "max_num_tokens": "all prompts of the batch fit in one step",
+}
+"""Arguments that llm-perf chooses, each with its reason."""
+_PER_REQUEST: Chosen = {
+    "top_k": (1, GREEDY),
+    "ignore_eos": (True, EXACTLY),
+    "detokenize": (False, "tokens are not turned into text"),
+}
+"""Parameters of each request."""
+
+
+def _settings(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> list[EngineSetting]:
+    chosen: Chosen = {name: (arguments[name], why) for name, why in _WHY.items() if name in arguments}
+    if "enable_block_reuse" not in given.get("kv_cache_config", {}):
+        chosen["kv_cache_config.enable_block_reuse"] = (False, "every request has the same prompts, to be computed")
+    return stated({**chosen, **_PER_REQUEST}, given)
 
 
 def _check_device(request: RunnerRequest) -> None:

@@ -3,8 +3,9 @@
 Names and values are those of the installed version; what it does not know is not offered.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from math import ceil
 from typing import Any
@@ -34,6 +35,8 @@ class Opened:
     known: Collection[str]
     """The arguments that the installed vLLM accepts."""
     request: RunnerRequest
+    problems: list[str] = field(default_factory=list)
+    """Sentences on what could not be determined, and so is not offered."""
 
     @property
     def batch(self) -> int:
@@ -73,11 +76,17 @@ class Opened:
         return EngineRemedy(kind.value, overrides, change, now, **more)
 
 
-def offered(config: Any, arguments: Mapping[str, Any], request: RunnerRequest) -> tuple[EngineRemedy, ...]:
-    """Return every change that an engine accepts; `config` is its own, `arguments` is what it was given."""
+def offered(
+    config: Any, arguments: Mapping[str, Any], request: RunnerRequest
+) -> tuple[tuple[EngineRemedy, ...], tuple[str, ...]]:
+    """Return every change that an engine accepts, and sentences on what could not be determined.
+
+    `config` is the engine's own, `arguments` is what it was given.
+    """
     from vllm import EngineArgs
 
-    return remedies(Opened(config, arguments, frozenset(field.name for field in fields(EngineArgs)), request))
+    opened = Opened(config, arguments, frozenset(each.name for each in fields(EngineArgs)), request)
+    return remedies(opened), tuple(dict.fromkeys(opened.problems))
 
 
 def remedies(opened: Opened) -> tuple[EngineRemedy, ...]:
@@ -125,9 +134,13 @@ def _graph_sizes(opened: Opened) -> EngineRemedy | None:
     padded = next((size for size in sizes if size >= opened.batch), 0)
     inside = opened.given("compilation_config", "cudagraph_capture_sizes") is not None
     name = "compilation_config.cudagraph_capture_sizes" if inside else "cudagraph_capture_sizes"
+    values: dict[str, Any] = {name: sorted({*sizes, opened.batch})}
+    for path in (("max_cudagraph_capture_size",), ("compilation_config", "max_cudagraph_capture_size")):
+        if opened.given(*path) is not None:  # the engine refuses one that is not the largest size
+            values[".".join(path)] = max(*sizes, opened.batch)
     return opened.remedy(
         Remedy.GRAPH_SIZES,
-        {name: sorted({*sizes, opened.batch})},
+        values,
         f"captured batch sizes: {', '.join(map(str, sizes))}",
         before=padded,
         after=opened.batch,
@@ -258,6 +271,7 @@ def _speculation(opened: Opened) -> EngineRemedy | None:
     }
     if opened.given("async_scheduling"):
         values["async_scheduling"] = False
+    overlaps = opened.value("scheduler_config.async_scheduling")
     return opened.remedy(
         Remedy.SPECULATION,
         values,
@@ -266,6 +280,7 @@ def _speculation(opened: Opened) -> EngineRemedy | None:
         after=1 + PROPOSED_TOKENS,
         condition="N-gram proposals are accepted only where the answer repeats the prompt or itself. The engine does not overlap "
         "scheduling with them (async_scheduling).",
+        implied=("async_scheduling=False",) if overlaps else (),
     )
 
 
@@ -316,8 +331,12 @@ def _backends(opened: Opened, cache_dtype: str) -> list[str]:
         return []
     try:
         return list(_valid_backends(opened.config, cache_dtype))
-    except (ImportError, AttributeError, TypeError, ValueError, AssertionError, RuntimeError):
-        return []  # another version of these internals: nothing is offered
+    except (ImportError, AttributeError, TypeError, ValueError, AssertionError, RuntimeError) as error:
+        opened.problems.append(
+            f"vLLM's attention backends cannot be listed ({type(error).__name__}: {error}), so neither another backend nor an "
+            "fp8 cache is proposed."
+        )
+        return []
 
 
 def _valid_backends(config: Any, cache_dtype: str) -> Iterator[str]:
@@ -325,16 +344,30 @@ def _valid_backends(config: Any, cache_dtype: str) -> Iterator[str]:
     from vllm.platforms import current_platform
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
-    model = config.model_config
-    wanted = AttentionSelectorConfig(
-        head_size=model.get_head_size(),
-        dtype=model.dtype,
-        kv_cache_dtype=cache_dtype,
-        block_size=None,
-        use_mla=model.use_mla,
-    )
+    known = selector_values(config, cache_dtype)
+    wanted = AttentionSelectorConfig(**{name: value for name, value in known.items() if name in AttentionSelectorConfig._fields})
     with set_current_vllm_config(config):
         valid, _ = current_platform.get_valid_backends(current_platform.get_device_capability(), wanted)
     for candidate in valid:
         backend = getattr(candidate, "backend", None) or candidate[0]
         yield str(backend.name)
+
+
+def selector_values(config: Any, cache_dtype: str) -> dict[str, Any]:
+    """Return what decides between attention backends, as far as the configuration says; versions differ in what they ask."""
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    transfer = getattr(config, "kv_transfer_config", None)
+    return {
+        "head_size": model.get_head_size(),
+        "dtype": model.dtype,
+        "kv_cache_dtype": cache_dtype,
+        "block_size": cache.block_size if getattr(cache, "user_specified_block_size", False) else None,
+        "use_mla": model.use_mla,
+        "has_sliding_window": model.get_sliding_window() is not None,
+        "use_non_causal": getattr(config.attention_config, "use_non_causal", False),
+        "use_batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"),
+        "use_kv_connector": transfer is not None and bool(transfer.is_kv_transfer_instance),
+        "use_pcp": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+        "use_dcp": getattr(parallel, "decode_context_parallel_size", 1) > 1,
+        "use_rswa": getattr(model, "rswa_window", None) is not None,
+    }

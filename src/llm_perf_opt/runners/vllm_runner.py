@@ -1,5 +1,6 @@
 """The vLLM runtime: steps the engine as `vllm.LLM` does and timestamps each token when its engine step returns."""
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,15 @@ from llm_perf_opt.runners.engines import (
 from llm_perf_opt.runners.measure.annotations import StageMarker, unmarked
 from llm_perf_opt.runners.vllm_remedies import offered
 from llm_perf_opt.runners.vllm_server import SERVER
-from llm_perf_opt.runners.vllm_settings import ARGUMENTS, IN_PROCESS, Opened, has_one_worker, open_engine, reserved_memory
+from llm_perf_opt.runners.vllm_settings import (
+    ARGUMENTS,
+    IN_PROCESS,
+    PER_REQUEST,
+    Opened,
+    has_one_worker,
+    open_engine,
+    reserved_memory,
+)
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -90,6 +99,7 @@ class VllmRunner:
         self.facts = engine_model_facts(
             request.config.model, request.architecture, request.device, config.model_config.dtype, _words(config)
         )
+        remedies, undetermined = offered(config, opened.arguments, request)
         self.runtime = RuntimeFacts(
             type="vllm",
             version=opened.version,
@@ -97,13 +107,13 @@ class VllmRunner:
             uncosted=_uncosted(request, config, workers),
             engine=opened.arguments,
             variables=opened.variables,
-            notes=(PARAMETERS_NOTE, *self._notes(config, workers, request)),
+            notes=(PARAMETERS_NOTE, *self._notes(config, workers, request), *undetermined),
             devices=workers,
             settings=tuple(opened.settings),
             changes=tuple(opened.changes),
             elsewhere=not self._in_process or workers > 1,
-            memory=reserved_memory(request, config),
-            remedies=offered(config, opened.arguments, request),
+            memory=reserved_memory(request, config, self.facts.weight_bytes),
+            remedies=remedies,
         )
         self.profiler: EngineProfiler | Missing | None = Missing("the engine was not opened for the torch pass")
         if request.trace_dir is not None:
@@ -122,9 +132,9 @@ class VllmRunner:
         self._requests += 1
         names = [f"{self._requests}-{number}" for number in range(len(prompts.ids))]
         inputs = [TokensPrompt(prompt_token_ids=list(ids)) for ids in prompts.ids]
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
-        )
+        parameters = {name: value for name, (value, _) in PER_REQUEST.items()}
+        parameters["output_kind"] = RequestOutputKind[parameters["output_kind"]]
+        sampling = SamplingParams(max_tokens=new_tokens, **parameters)
         received = _Received(names, new_tokens, in_turns=self._in_turns)
         self._forget_prompts()
         stage = marker if self._in_process else unmarked  # ranges of this process would enclose no kernel
@@ -160,16 +170,25 @@ class VllmRunner:
                 )
 
     def _notes(self, config: Any, workers: int, request: RunnerRequest) -> list[str]:
-        found = ["Tokens are timestamped on the host: the time of a step includes scheduling, sampling and the copy to the host."]
+        found = [
+            "Tokens are timestamped on the host: the time between them includes scheduling, sampling and the copy to the host, "
+            "as far as the engine does not overlap these with its kernels."
+        ]
         if config.cache_config.enable_prefix_caching:
             found.append(_PREFIX_NOTE)
         if config.scheduler_config.async_scheduling:
             found.append(
-                "The engine schedules a step while the previous one still runs (async_scheduling): arrival times are correct, "
-                "but in a profiled pass a range would enclose the launches of the next step."
+                "The engine launches a step before it returns the tokens of the previous one (async_scheduling): the time to the "
+                "first token includes the launch of the step that follows."
             )
-        if not self._in_process or workers > 1:
-            found.append("The model runs in other processes: profilers see its kernels there, but not llm-perf's ranges.")
+        if config.scheduler_config.async_scheduling and (
+            request.profiled or request.config.runtime.engine.get("async_scheduling")
+        ):
+            found.append("async_scheduling is set: in a profiled pass, the range of a step encloses launches of the next one.")
+        if workers > 1 or (not self._in_process and (request.profiled or IN_PROCESS in os.environ)):
+            found.append(
+                "The model runs in other processes in every pass: profilers see its kernels there, but not llm-perf's ranges."
+            )
         if self._in_process and not request.profiled:
             found.append(f"The engine core runs in the measured process ({IN_PROCESS}=0), which is not the engine's default.")
         if self._pauses and len(request.prompts.ids) > 1:

@@ -17,7 +17,17 @@ from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.cpus import default_threads
-from llm_perf_opt.runners.engines import RESERVED, SourceArguments, fields_of, opening, temporary_model_folder
+from llm_perf_opt.runners.engines import (
+    EXACTLY,
+    GREEDY,
+    RESERVED,
+    Chosen,
+    SourceArguments,
+    fields_of,
+    opening,
+    stated,
+    temporary_model_folder,
+)
 from llm_perf_opt.runners.measure.torch_profiler import PRESETS
 
 if TYPE_CHECKING:
@@ -47,11 +57,16 @@ _ALWAYS = (
 _PROFILED = EngineSetting(
     IN_PROCESS, "0", "the engine core runs in the measured process, where llm-perf's ranges enclose its work"
 )
-Chosen = dict[str, tuple[Any, str]]
-"""Engine argument → its value and why llm-perf chose it."""
 _UNPAUSED = EngineSetting(IN_PROCESS, "0", "this version starts sequences before the whole batch is submitted")
 _SYNCHRONOUS = {"async_scheduling": (False, "the range of a step encloses the launches of that step")}
 _FORGOTTEN = EngineSetting("prefix cache", "emptied before every request", "every request has the same prompts, to be computed")
+PER_REQUEST: Chosen = {
+    "temperature": (0.0, GREEDY),
+    "ignore_eos": (True, EXACTLY),
+    "detokenize": (False, "tokens are not turned into text, which a server does for every token"),
+    "output_kind": ("DELTA", "every step returns its new tokens, which are timestamped"),
+}
+"""Parameters of each request (vllm.SamplingParams)."""
 LEAST_CPU_CACHE_BYTES = 64 * 2**20
 BLOCK_TOKENS = 128
 """The largest block of the paged cache that vLLM chooses by default; a sequence's last block is rarely full."""
@@ -92,17 +107,18 @@ def open_engine(request: RunnerRequest) -> Opened:
     with opening(f"vLLM {vllm.__version__}"):
         _check_device(request)
         config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
-        needed, changed = _needed(request, config), _changed(request, config)
-        if needed or changed:
-            arguments |= {name: value for name, (value, _) in (needed | changed).items()}
+        changed = _changed(request, config)
+        if changed:
+            arguments |= {name: value for name, (value, _) in changed.items()}
             config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
-        settings, changes = [*settings, *_stated(needed)], [*changes, *_stated(changed)]
+        changes = [*changes, *stated(changed)]
         if request.device.type == "cpu" and os.environ.get(IN_PROCESS) == "0":
             _use_workers_threads(config)
         quiet = bool(arguments["disable_log_stats"])
         engine = LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=quiet)
     variables = {each.name: each.value for each in (*settings, *changes) if each.name.startswith("VLLM_")}
     settings += [_FORGOTTEN] if config.cache_config.enable_prefix_caching else []
+    settings += stated(PER_REQUEST)
     return Opened(engine, str(vllm.__version__), arguments, variables, settings, changes, can_pause)
 
 
@@ -167,10 +183,10 @@ def _arguments(request: RunnerRequest, known: set[str]) -> tuple[dict[str, Any],
         "dtype": str(request.dtype).removeprefix("torch."),
         "seed": config.model.seed % 2**32,
         "trust_remote_code": config.model.trust_remote_code,
-        "load_format": "dummy" if random else "safetensors",
         "disable_log_stats": True,  # as in vllm.LLM
     }
     chosen: Chosen = {
+        "load_format": ("dummy", "the weights are random") if random else ("safetensors", "other files may contain code"),
         "skip_tokenizer_init": (True, "prompts are token ids"),
         "max_model_len": (-1, "the engine's default, or what fits its cache if that is less"),
     }
@@ -181,26 +197,8 @@ def _arguments(request: RunnerRequest, known: set[str]) -> tuple[dict[str, Any],
     arguments = {name: value for name, value in inputs.items() if name in known}
     return (
         {**arguments, **{name: value for name, (value, _) in chosen.items()}, **given},
-        _stated(chosen),
+        stated(chosen),
     )
-
-
-def _stated(chosen: Chosen) -> list[EngineSetting]:
-    return [EngineSetting(name, str(value), why) for name, (value, why) in chosen.items()]
-
-
-def _needed(request: RunnerRequest, config: Any) -> Chosen:
-    """Return the limits of the scheduler that the batch exceeds, large enough for it."""
-    given, scheduler, lengths = request.config.runtime.engine, config.scheduler_config, request.prompts.lengths
-    needs = {
-        "max_num_seqs": (len(lengths), "all sequences of the batch run at once"),
-        "max_num_batched_tokens": (sum(lengths), "all prompts of the batch fit in one step"),
-    }
-    return {
-        name: (least, f"{why}; the engine's own is {getattr(scheduler, name)}")
-        for name, (least, why) in needs.items()
-        if name not in given and getattr(scheduler, name) < least
-    }
 
 
 def _changed(request: RunnerRequest, config: Any) -> Chosen:
@@ -239,10 +237,13 @@ def _check_device(request: RunnerRequest) -> None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def reserved_memory(request: RunnerRequest, config: Any) -> EngineMemory:
-    """Return what the engine reserved, and what the request needs of it."""
-    cache = config.cache_config
-    per_token = models.memory_need(request.architecture, request.config.model, request.dtype, 1, 1).cache_bytes
+_ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
+"""Formats of the cache with one byte per value and one scale per layer. Others store more scales."""
+
+
+def reserved_memory(request: RunnerRequest, config: Any, weight_bytes: int) -> EngineMemory:
+    """Return what the engine reserved, and what the request needs of it; `weight_bytes` is that of unquantized weights."""
+    cache, quantization = config.cache_config, config.model_config.quantization
     needed = sum(length + request.config.runtime.num_new_tokens for length in request.prompts.lengths)
     fixed = cache.kv_cache_memory_bytes
     share: Maybe[float] = cache.gpu_memory_utilization
@@ -250,11 +251,31 @@ def reserved_memory(request: RunnerRequest, config: Any) -> EngineMemory:
         share = Missing("the size of the cache is set (kv_cache_memory_bytes)")
     tokens = getattr(cache, "kv_cache_size_tokens", None) or (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
     held: Maybe[int] = tokens or Missing("the engine does not report the size of its cache")
-    if cache.cache_dtype in ("auto", str(request.dtype).removeprefix("torch.")):
-        size: Maybe[int] = held if isinstance(held, Missing) else held * per_token
-    else:
-        size = Missing(f"the cache is stored in {cache.cache_dtype}")
-    return EngineMemory(share, held, fixed if fixed is not None else size, needed, needed * per_token)
+    per_token = _token_bytes(request, str(cache.cache_dtype))
+    weights = Missing(f"the weights are quantized ({quantization}), and the engine does not report their size")
+    return EngineMemory(
+        share=share,
+        cache_tokens=held,
+        cache_bytes=fixed if fixed is not None else _times(per_token, held),
+        needed_tokens=needed,
+        needed_bytes=_times(per_token, needed),
+        weights_bytes=weights if quantization else weight_bytes,
+    )
+
+
+def _token_bytes(request: RunnerRequest, stored: str) -> Maybe[int]:
+    """Return the bytes of a token in a cache of this format."""
+    own = models.memory_need(request.architecture, request.config.model, request.dtype, 1, 1).cache_bytes
+    if stored in ("auto", str(request.dtype).removeprefix("torch.")):
+        return own
+    width = 1 if stored in _ONE_BYTE else {"float16": 2, "bfloat16": 2}.get(stored)
+    return own // request.dtype.itemsize * width if width else Missing(f"the cache is stored in {stored}")
+
+
+def _times(per_token: Maybe[int], tokens: Maybe[int]) -> Maybe[int]:
+    if isinstance(tokens, Missing) or isinstance(per_token, Missing):
+        return tokens if isinstance(tokens, Missing) else per_token
+    return per_token * tokens
 
 
 # --- vLLM's own profiler ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ the same kinds in the same order, each kernel of the replay belongs to one captu
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,17 +101,6 @@ def by_capture(captures: Sequence[Capture], values: Sequence[str]) -> dict[int, 
     """Return the begin of each capture → its part of the values that belong to `nodes_of`."""
     ends = itertools.accumulate(len(capture.nodes) for capture in captures)
     return {capture.begin: tuple(values[end - len(capture.nodes) : end]) for capture, end in zip(captures, ends, strict=True)}
-
-
-def captures_by_kinds(captures: tuple[Capture, ...], identity: Callable[[Capture], object]) -> dict[bytes, Capture]:
-    """Return kinds of nodes → the capture with these nodes; none if captures with the same kinds differ in `identity`."""
-    found: dict[bytes, Capture] = {}
-    differing = set()
-    for capture in captures:
-        known = found.setdefault(capture.kinds, capture)
-        if known is not capture and identity(known) != identity(capture):
-            differing.add(capture.kinds)
-    return {kinds: capture for kinds, capture in found.items() if kinds and kinds not in differing}
 
 
 def _captures_by_thread(trace: Trace) -> "list[tuple[Int64, Int64, Bool]]":

@@ -104,9 +104,10 @@ def _memory_flaws(memory: MemoryPeaks) -> Iterator[str]:
 def _reserved_flaws(memory: EngineMemory | None) -> Iterator[str]:
     if memory is None:
         return
-    for value in (memory.cache_tokens, memory.cache_bytes, memory.needed_tokens, memory.needed_bytes):
+    weights = 0 if memory.weights_bytes is None else memory.weights_bytes
+    for value in (memory.cache_tokens, memory.cache_bytes, memory.needed_tokens, memory.needed_bytes, weights):
         if not isinstance(value, Missing) and not 0 <= value <= MOST_BYTES:
-            yield f"a size of the engine's cache is {_short(value)}"
+            yield f"a size of the engine's memory is {_short(value)}"
     if not isinstance(memory.share, Missing) and not (math.isfinite(memory.share) and 0 <= memory.share <= 1):
         yield f"the engine may use {memory.share} of the device's memory"
 

@@ -25,6 +25,7 @@ from llm_perf_opt.analysis.trace.graph_modules import (
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.open_trace import read_trace
+from llm_perf_opt.traces.projection import through
 from trace_builders import Builder
 
 SEQUENCE = st.lists(st.integers(0, 4), max_size=24)
@@ -245,6 +246,77 @@ def test_a_capture_of_another_graph_gives_nothing() -> None:
     source = read_trace(ENGINES / "sglang_graph_capture_bs32.json.gz")
     found = borrow_from_capture(source, attributed(read_trace(ENGINES / "vllm_decode_full_graph.json.gz")))
     assert found.coverage["capture"] == 0
+
+
+Node = tuple[str, str, str]
+"""Operator, module and kernel of a graph's node."""
+NODES: list[Node] = [
+    ("aten::rms_norm", "Norm_0", "rms_norm"),
+    ("aten::mm", "Attention_0", "nvjet_a"),
+    ("vllm::unified_attention", "Attention_0", "flash_fwd"),
+    ("aten::mm", "Mlp_0", "nvjet_b"),
+]
+
+
+def captured(*graphs: list[Node], replayed: tuple[str, ...] = ()) -> Trace:
+    """A trace that captures these graphs and replays one with these kernels."""
+    built = Builder()
+    for number, nodes in enumerate(graphs):
+        begin = 10_000 * number
+        built.call(begin, begin + 1, "cudaStreamBeginCapture", correlation=100 * number + 1)
+        for place, (operator, module, _) in enumerate(nodes):
+            at = begin + 10 + 20 * place
+            built.range(at, at + 10, f"nn.Module: {module}", "nn.Module")
+            built.operator(at + 1, at + 9, operator)
+            built.call(at + 2, at + 4, "cudaLaunchKernel", correlation=100 * number + 2 + place)
+        built.call(begin + 9000, begin + 9001, "cudaStreamEndCapture", correlation=100 * number + 99)
+    if replayed:
+        built.call(10**6, 10**6 + 10, "cudaGraphLaunch", correlation=10_000)
+        for place, kernel in enumerate(replayed):
+            start = 10**6 + 20 + 20 * place
+            built.kernel(start, start + 10, kernel, correlation=10_000, graph_node=place + 1)
+    return built.trace()
+
+
+def owners(trace: Trace) -> tuple[list[str], list[str]]:
+    """Operator and module of each kernel, in the trace that has the captures."""
+    found = attribute(trace, find_stages(trace))
+    names = through(found.operator, trace.operators.name.astype(np.int64)).tolist()
+    return [trace.name_of(name) for name in names], [found.modules[index] if index >= 0 else "" for index in found.module]
+
+
+def borrowed(*graphs: list[Node], replayed: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The same, if the captures are in another trace."""
+    other = captured(replayed=replayed)
+    found = borrow_from_capture(captured(*graphs), attributed(other))
+    return [found.operators[index] if index >= 0 else "" for index in found.operator], [name or "" for name in named(found)]
+
+
+def renamed(module: str) -> list[Node]:
+    return [(operator, f"{name}{module}", kernel) for operator, name, kernel in NODES]
+
+
+REPLAY = tuple(kernel for _, _, kernel in NODES)
+OPERATORS = [operator for operator, _, _ in NODES]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "replayed", "operators", "modules"),
+    [
+        ([NODES], REPLAY, OPERATORS, [module for _, module, _ in NODES]),
+        ([NODES, NODES], REPLAY, OPERATORS, [module for _, module, _ in NODES]),
+        ([NODES, renamed("1")], REPLAY, OPERATORS, [""] * 4),
+        ([NODES, NODES[::-1]], REPLAY, OPERATORS, [module for _, module, _ in NODES]),
+        ([NODES[::-1]], REPLAY, [""] * 4, [""] * 4),
+        ([[("aten::bmm", "", ""), *NODES[1:3], NODES[3]]], REPLAY, [""] * 4, [""] * 4),
+    ],
+    ids=["one", "several that agree", "layers", "the kernels decide", "another order", "a product that runs a norm"],
+)
+def test_a_replay_belongs_to_the_captures_that_fit_as_far_as_they_agree(
+    graphs: list[list[Node]], replayed: tuple[str, ...], operators: list[str], modules: list[str]
+) -> None:
+    assert owners(captured(*graphs, replayed=replayed)) == (operators, modules)
+    assert borrowed(*graphs, replayed=replayed) == (operators, modules)
 
 
 def test_a_replay_in_the_trace_of_its_capture_has_the_captured_modules() -> None:

@@ -114,6 +114,23 @@ def test_a_sequence_that_was_held_back_in_decode_is_noticed(rows: Sequence[Seque
     assert "still in prefill" not in meter.inseparable
 
 
+@pytest.mark.parametrize(
+    ("rows", "held_back"),
+    [
+        (([1100, 1200, 1300, 1400], [1100, 1200, 1300, 1400]), False),
+        (([1100, 1200, 1300, 1400], [1200, 1300, 1400, 1500]), False),
+        (([1100, 1200, 1300, 1400], [1400, 1500, 1600, 1700]), False),
+        (([1100, 1200, 1300, 1400], [1500, 1600, 1700, 1800]), True),
+        (([1100, 1200, 1300, 1400], [1100, 1200, 1450, 1460]), True),
+    ],
+    ids=["in step", "chunked", "in the last step of another", "after the end of another", "preempted"],
+)
+def test_sequences_that_waited_are_told_apart_from_chunked_prompts(rows: Sequence[Sequence[int]], held_back: bool) -> None:
+    meter = metered(Scripted(*rows), 4)
+    meter.iterate()
+    assert meter.held_back is held_back
+
+
 def test_an_engine_that_knows_of_one_held_back_is_believed() -> None:
     in_step = Generated(0, ((5, 6), (5, 9)), ((1, 2), (3, 4)))
     assert not is_out_of_step(in_step), "late at the last token alone: arrivals do not tell"

@@ -1,4 +1,4 @@
-"""Mutated traces give an analysis or a ParseError, and no other error. `make test-all` tries ten thousand."""
+"""Mutated traces give an analysis or a ParseError, and no other error. `make test-all` tries thousands."""
 
 import gzip
 import random

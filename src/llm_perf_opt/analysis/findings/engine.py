@@ -30,6 +30,7 @@ from llm_perf_opt.analysis.findings.host import (
 from llm_perf_opt.analysis.findings.remedies import WORTHWHILE, fixed_prefill_ns, products_ns, remedy_of, saving_in, to_try
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.peaks import best_roofline_time
+from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
@@ -142,6 +143,9 @@ def split_prefill(evidence: Evidence) -> Finding | None:
     timings, remedy = evidence.facts.timings, remedy_of(evidence, Remedy.LARGER_STEP)
     if isinstance(timings, Missing) or remedy is None or not timings.iterations:
         return None
+    mixed = stages_unavailable(timings)
+    if mixed is not None and (timings.runtime is None or timings.runtime.held_back is not False):
+        return None  # the first tokens also waited for sequences to end
     total, most = round(remedy.after), round(remedy.before)
     steps = ceil(total / most)
     split = [most] * (steps - 1) + [total - most * (steps - 1)]
@@ -156,16 +160,22 @@ def split_prefill(evidence: Evidence) -> Finding | None:
     if whole and parts:
         rows.append(f"roofline time of the matrix products: {duration(parts, 3)}, in one step {duration(whole, 3)}")
     because = "the time of the single step comes from the cost model, scaled to the measured time"
+    bounds = (0, saved, wall * (1 - 1 / steps))
+    place, saving = (PREFILL, 1), saving_in(wall, bounds, PREFILL)
+    if mixed is not None:  # decode ran in the same steps: only the whole request shortens by a known time
+        request = percentile([iteration.total_ns for iteration in timings.iterations], 0.5)
+        place, saving = (REQUEST, 1), saving_in(request, bounds, REQUEST)
+        because += f"; it is compared over the request, because {mixed.why}"
     return finding(
         "split_prefill",
-        (PREFILL, 1),
+        place,
         (
             f"The {total:,} tokens of the prompts are computed in {steps} steps of at most {most:,} tokens, and the first "
             f"tokens take {duration(wall, 3)}.",
             "Each step reads all weights and has its own host work.",
         ),
         Grounds(tuple(rows), "low", because),
-        saving_in(wall, (0, saved, wall * (1 - 1 / steps)), PREFILL),
+        saving,
         to_try(remedy, "Compute the prompts in one step"),
     )
 
@@ -175,7 +185,7 @@ def held_back_sequences(evidence: Evidence) -> Finding | None:
     timings, remedy = evidence.facts.timings, remedy_of(evidence, Remedy.MORE_SEQUENCES)
     if isinstance(timings, Missing) or remedy is None or timings.runtime is None or not timings.iterations:
         return None
-    if not timings.runtime.inseparable:
+    if not timings.runtime.inseparable or timings.runtime.held_back is False:
         return None  # the arrival times show that no sequence waited
     wall = percentile([iteration.total_ns for iteration in timings.iterations], 0.5)
     most = wall * (1 - remedy.before / remedy.after)

@@ -17,15 +17,24 @@ from llm_perf_opt.analysis.findings.finding import (
     unit_time,
     wall_clock_saving,
 )
-from llm_perf_opt.analysis.findings.remedies import WORTHWHILE, fixed_prefill_ns, products_ns, remedy_of, saving_in, to_try
+from llm_perf_opt.analysis.findings.remedies import (
+    WORTHWHILE,
+    fixed_prefill_ns,
+    implied_step_ns,
+    products_ns,
+    remedy_of,
+    saving_in,
+    to_try,
+)
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time
 from llm_perf_opt.analysis.limits.roofline import RooflineTime
+from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
-from llm_perf_opt.core.records import Missing, Workload
+from llm_perf_opt.core.records import Maybe, Missing, Workload
 from llm_perf_opt.core.remedy_records import EngineRemedy, Remedy
 from llm_perf_opt.core.units import duration, percentage
 
@@ -108,7 +117,7 @@ def _attention_above_roofline(evidence: Evidence, stage: StageEvidence, remedy: 
 def unshared_prefix(evidence: Evidence) -> Finding | None:
     """Prompts of the batch begin alike, and the engine computes the common tokens for each."""
     timings, remedy = evidence.facts.timings, remedy_of(evidence, Remedy.PREFIX_CACHE)
-    if isinstance(timings, Missing) or remedy is None or not timings.iterations:
+    if isinstance(timings, Missing) or remedy is None or not timings.iterations or stages_unavailable(timings):
         return None
     total, left = round(remedy.before), round(remedy.after)
     wall = percentile([iteration.prefill_ns for iteration in timings.iterations], 0.5)
@@ -154,35 +163,46 @@ def one_token_per_step(evidence: Evidence) -> Finding | None:
         return None
     longer = then.seconds / now.seconds
     accepted = sum(ACCEPTED**number for number in range(most))
+    implied = implied_step_ns(evidence, remedy)
+    added = 0.0 if isinstance(implied, Missing) else implied
     wall = stage.budget.wall_ns
-    after = wall * longer / accepted
-    saving = saving_of(stage, 0, wall - after, wall - wall * longer / most, kept=longer / accepted)
-    random = (
-        "; the model has random weights, whose answers say nothing about real ones"
-        if evidence.facts.setting("model.source") == "random"
-        else ""
-    )
+    verifying = wall * longer + added * stage.units
+    if wall - verifying / accepted < WORTHWHILE * wall:
+        return None
+    bounds = (0, wall - verifying / accepted, wall - verifying / most)
+    saving = saving_of(stage, *bounds, kept=longer / accepted)
+    rows = [
+        remedy.now,
+        f"roofline time of a step with 1 and {most} tokens per sequence: {duration(now.seconds * 1e9, 3)} and "
+        f"{duration(then.seconds * 1e9, 3)}",
+    ]
+    if added:
+        rows.append(
+            f"{', '.join(remedy.implied)}, measured with the other changes of a profiled pass: {duration(added, 3)} per token"
+        )
     return finding(
         "one_token_per_step",
         place_of(evidence, stage),
         (
             f"A decode step is memory-bound and makes one token of each sequence in {duration(stage.wall_ns, 3)}; verifying "
             f"{most} tokens takes {longer:.2f} × the roofline time.",
-            f"If {percentage(ACCEPTED)} of the proposed tokens are accepted, a token takes about {unit_time(stage, after)}. If "
-            f"none are, it takes {unit_time(stage, wall * longer)} or more.",
+            f"If {percentage(ACCEPTED)} of the proposed tokens are accepted, a token takes about "
+            f"{unit_time(stage, verifying / accepted)}. If none are, it takes {unit_time(stage, verifying)} or more.",
         ),
-        Grounds(
-            (
-                remedy.now,
-                f"roofline time of a step with 1 and {most} tokens per sequence: {duration(now.seconds * 1e9, 3)} and "
-                f"{duration(then.seconds * 1e9, 3)}",
-            ),
-            "low",
-            "the share of accepted tokens depends on the text and is not known; proposing them takes time, too" + random,
-        ),
+        Grounds(tuple(rows), "low", _about_speculation(evidence, implied)),
         replace(saving, counted=0),  # with several tokens at once, only decode as a whole is timed
         to_try(remedy, "Decode speculatively"),
     )
+
+
+def _about_speculation(evidence: Evidence, implied: Maybe[float]) -> str:
+    """Return why a prediction of speculation is uncertain."""
+    reasons = ["the share of accepted tokens depends on the text and is not known; proposing them takes time, too"]
+    if isinstance(implied, Missing):
+        reasons.append(implied.why)
+    if evidence.facts.setting("model.source") == "random":
+        reasons.append("the model has random weights, whose answers say nothing about real ones")
+    return "; ".join(reasons)
 
 
 # --- decode by the cost model -----------------------------------------------------------------------------------------
@@ -236,7 +256,7 @@ def _format_finding(
         return None
     saved = (now.seconds - then.seconds) * 1e9
     kernels = sum(row.total_ns for row in stage.kernels if row.kind in kinds)
-    on_wall = wall_clock_saving(stage, (saved / 2, saved, max(kernels * (1 - remedy.after / remedy.before), saved)))
+    on_wall = wall_clock_saving(stage, (0, saved, max(kernels * (1 - remedy.after / remedy.before), saved)))
     if on_wall.bounds[1] < WORTHWHILE * stage.budget.wall_ns:
         return None
     moved, title = words
@@ -245,7 +265,10 @@ def _format_finding(
         f"{percentage(1 - then.seconds / now.seconds)} shorter.",
         on_wall.claim,
     )
-    because = "the saving is that of the bytes at the device's bandwidth; conversions take time, and other kernels run"
+    because = (
+        "the saving is that of the bytes at the device's bandwidth; conversions take time, and other kernels run, which may be "
+        "no faster"
+    )
     rows = (remedy.now, _rooflines(stage, now, then, f"{remedy.before:.0f} and {remedy.after:.0f} bits"))
     grounds = Grounds(rows, "medium", f"{because}; {on_wall.because}" if on_wall.because else because)
     place, saving = place_of(decode.evidence, stage), saving_of(stage, *on_wall.bounds)

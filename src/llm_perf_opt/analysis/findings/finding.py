@@ -253,7 +253,7 @@ def wall_clock_saving(stage: StageEvidence, bounds: Bounds) -> WallClockSaving:
     reasons = []
     if share < 1:
         reasons.append(f"{idle}, so {percentage(share)} of the saved kernel time shortens the stage")
-    if alone < 1:
+    if round(alone, 3) < 1:
         reasons.append(f"kernels run concurrently, so they cover only {percentage(alone, 1)} of their summed time")
     worst = low * alone if share == 1 else 0.0
     return WallClockSaving((worst, expected * share * alone, high), because="; ".join(reasons))

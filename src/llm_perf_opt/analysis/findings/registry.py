@@ -13,7 +13,6 @@ from llm_perf_opt.analysis.findings import cpu, device, engine, engine_memory, h
 from llm_perf_opt.analysis.findings.finding import Kind, without_overrides
 from llm_perf_opt.analysis.findings.remedies import of_engine
 from llm_perf_opt.analysis.trace.document import Finding
-from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 
@@ -82,10 +81,9 @@ def _applicable(finding: Finding, evidence: Evidence) -> Finding:
     overrides, config = finding.overrides, evidence.facts.config
     if not overrides:
         return finding
-    runtime = evidence.facts.setting("runtime.type")
-    if runtime is None and of_engine(evidence):
+    if evidence.facts.setting("runtime.type") is None and of_engine(evidence):
         return without_overrides(finding)
-    if runtime not in (None, PYTORCH) and any(override.startswith(_OWN_SETTINGS) for override in overrides):
+    if not evidence.facts.own_runtime and any(override.startswith(_OWN_SETTINGS) for override in overrides):
         return without_overrides(finding)
     error = _rejection(config, overrides) if config else None
     if error is None:

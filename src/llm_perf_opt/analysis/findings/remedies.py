@@ -17,9 +17,8 @@ from llm_perf_opt.analysis.trace.labels import is_engines
 from llm_perf_opt.analysis.trace.operator_classes import HostRow
 from llm_perf_opt.analysis.trace.stage_instances import PREFILL
 from llm_perf_opt.config.runtimes import traits_of
-from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.remedy_records import EngineRemedy, Remedy
 
 WORTHWHILE = 0.05
@@ -35,11 +34,12 @@ _IN_WORDS = {
 
 
 def of_engine(evidence: Evidence) -> bool:
-    """Return whether an engine ran the model: by the run's configuration, or else by the labels of the trace."""
+    """Return whether an engine ran the model, whose code its user does not change: by the run's configuration, or else by the
+    labels of the trace. A runtime that llm-perf steps is none, even if it is another package's."""
     runtime = evidence.facts.setting("runtime.type")
     if runtime is None:
         return is_engines(evidence.method.split(",")[0])
-    return runtime != PYTORCH and traits_of(str(runtime)).steppable is not True
+    return not evidence.facts.own_runtime and traits_of(str(runtime)).steppable is not True
 
 
 def remedy_of(evidence: Evidence, kind: Remedy) -> EngineRemedy | None:
@@ -58,13 +58,25 @@ def to_try(remedy: EngineRemedy, title: str) -> ToTry:
     return ToTry(remedy.overrides, " ".join(text for text in (remedy.change, remedy.condition, altered) if text), title)
 
 
+def implied_step_ns(evidence: Evidence, remedy: EngineRemedy) -> Maybe[float]:
+    """Return what the settings that a change implies add to a decode step, by the pass that measured them; 0 if none are."""
+    if not remedy.implied:
+        return 0.0
+    for entry in evidence.facts.overheads:
+        made = {f"{setting.name}={setting.value}" for setting in entry.changes.settings} if entry.changes else set()
+        if entry.changes and made.issuperset(remedy.implied) and not isinstance(entry.changes.added_step, Missing):
+            added = entry.changes.added_step
+            return added.ns if added.distinguishable else 0.0
+    return Missing(f"what {', '.join(remedy.implied)} costs was not measured")
+
+
 def products_ns(evidence: Evidence, tokens: Sequence[int]) -> float | None:
     """Return the roofline time of prefill steps of so many tokens, without attention; None if it is unknown.
 
     Attention does not depend on how the tokens are split.
     """
     timings, facts = evidence.facts.timings, evidence.facts
-    if isinstance(timings, Missing):
+    if isinstance(timings, Missing) or (timings.runtime is not None and timings.runtime.uncosted):
         return None
     try:
         architecture = architecture_of(timings.model.architecture)

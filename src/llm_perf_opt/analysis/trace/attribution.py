@@ -6,16 +6,19 @@ the operators and modules of its capture, if the trace has it. Its *self* time e
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
 from llm_perf_opt.analysis.trace.intervals import distinct, renumbered, sums
+from llm_perf_opt.analysis.trace.operator_classes import HostRow, row_of
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages, coverage_of
 from llm_perf_opt.core.stages import PART_LABEL
 from llm_perf_opt.traces.events import Int64, Operators, RangeKind, Ranges, Trace, different
-from llm_perf_opt.traces.graph_capture import by_capture, captures_by_kinds, graph_captures, graph_replays, nodes_of
+from llm_perf_opt.traces.graph_capture import Capture, Replay, by_capture, graph_captures, graph_replays, nodes_of
 from llm_perf_opt.traces.nesting import Nesting, depths, lanes_of, nest
 from llm_perf_opt.traces.projection import NONE, launching_calls, through
 
@@ -72,10 +75,10 @@ class OwnerRow:
 def attribute(trace: Trace, stages: TraceStages) -> Attribution:
     """Return the owner of each row of device work on every level."""
     call = launching_calls(trace)
-    origin = _origins(trace, call)
-    operator, operators = _owner(trace, origin, trace.operators, np.arange(len(trace.operators)))
+    of_operator, of_module = _origins(trace, call)
+    operator, operators = _owner(trace, of_operator, trace.operators, np.arange(len(trace.operators)))
     modules, rows, of_range = _module_labels(trace)
-    module, _ = _owner(trace, origin, trace.ranges, rows)
+    module, _ = _owner(trace, of_module, trace.ranges, rows)
     stage = through(stages.of_work, stages.instances.stage)
     step = stages.of_stage(stages.step_stage) if stages.step_stage else np.full(len(trace.work), NONE, np.int64)
     levels = {
@@ -127,19 +130,82 @@ def modules_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, .
     return _rows(trace, [(attribution.modules[name], figures) for name, figures in found.items()])
 
 
-def _origins(trace: Trace, call: Int64) -> Int64:
-    """Return the call that owns each row of work: its captured launch for a replayed graph whose capture is in the trace."""
-    captures = graph_captures(trace)
-    replays = graph_replays(trace, call) if captures else ()
-    if not replays:
-        return call
-    operators = by_capture(captures, operator_names(trace, nodes_of(captures)))
-    known = captures_by_kinds(captures, lambda capture: operators[capture.begin])
-    origin: Int64 = call.copy()
-    for replay in replays:
-        if replay.kinds in known:
-            origin[replay.work] = known[replay.kinds].nodes
-    return origin
+def _origins(trace: Trace, call: Int64) -> tuple[Int64, Int64]:
+    """Return the calls that own each row of work, for operators and for modules.
+
+    For a replayed graph whose capture is in the trace, they are the captured launches.
+    """
+    graphs = CapturedGraphs(trace, trace)
+    origins: tuple[Int64, Int64] = call.copy(), call.copy()
+    for replay in graph_replays(trace, call) if graphs else ():
+        for origin, capture in zip(origins, graphs.captures_of(replay), strict=True):
+            if capture is not None:
+                origin[replay.work] = capture.nodes
+    return origins
+
+
+_PRODUCTS = {KernelClass.GEMM, KernelClass.GEMV}
+_ELSE = {KernelClass.COLLECTIVE, KernelClass.SAMPLING, KernelClass.MOE_ROUTING}
+_NEVER_RUNS = {
+    HostRow.MATMUL: {KernelClass.ATTENTION, KernelClass.NORM, *_ELSE},
+    HostRow.NORM: {KernelClass.ATTENTION, *_PRODUCTS, *_ELSE},
+    HostRow.MEMORY: {KernelClass.ATTENTION, KernelClass.NORM, *_PRODUCTS, *_ELSE},
+    HostRow.ATTENTION: {KernelClass.NORM, *_ELSE},
+    HostRow.COMMUNICATION: {KernelClass.ATTENTION, *_PRODUCTS},
+}
+"""Class of an operator → kernels that it cannot have launched."""
+
+
+class CapturedGraphs:
+    """The captured graphs of a trace, to find the one that a replay ran, in the same trace or in another.
+
+    A replay ran a graph with as many nodes, of the same kinds in the same order, if no node contradicts its kernel: a matrix
+    product does not launch a norm. If several captures fit, the operators are known only if all of them have the same, and so are
+    the modules: the graphs of two layers differ in their modules alone.
+    """
+
+    def __init__(self, captured: Trace, replayed: Trace) -> None:
+        captures = graph_captures(captured)
+        nodes = nodes_of(captures)
+        self.operators = by_capture(captures, operator_names(captured, nodes) if captures else ())
+        """Begin of a capture → the operator of each node."""
+        self.modules = by_capture(captures, module_names(captured, nodes) if captures else ())
+        self._replayed = replayed
+        self._by_kinds: dict[bytes, dict[object, Capture]] = {}
+        for capture in captures:
+            owners = self.operators[capture.begin], self.modules[capture.begin]
+            if capture.kinds:
+                self._by_kinds.setdefault(capture.kinds, {}).setdefault(owners, capture)
+        self._found: dict[tuple[bytes, bytes], tuple[Capture | None, Capture | None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_kinds)
+
+    def captures_of(self, replay: Replay) -> tuple[Capture | None, Capture | None]:
+        """Return a capture with the operators of this replay, and one with its modules; None where they are not known."""
+        candidates = self._by_kinds.get(replay.kinds)
+        if candidates is None:
+            return None, None
+        names = self._replayed.work.name[replay.work]
+        known = replay.kinds, names.tobytes()  # almost all replays of a graph are alike
+        if known not in self._found:
+            kernels = [self._replayed.name_of(name) for name in names.tolist()]
+            fitting = [each for each in candidates.values() if _fits(self.operators[each.begin], kernels)]
+            operators, modules = ({owners[each.begin] for each in fitting} for owners in (self.operators, self.modules))
+            self._found[known] = (
+                fitting[0] if len(operators) == 1 else None,
+                fitting[0] if len(modules) == 1 else None,
+            )
+        return self._found[known]
+
+
+def _fits(operators: Sequence[str], kernels: Sequence[str]) -> bool:
+    """Return whether these operators may have launched these kernels."""
+    return all(
+        classify(kernel) not in _NEVER_RUNS.get(row_of(operator, False), ())
+        for operator, kernel in set(zip(operators, kernels, strict=True))
+        if operator
+    )
 
 
 def operator_names(trace: Trace, calls: Int64) -> tuple[str, ...]:

@@ -13,14 +13,14 @@ from enum import IntEnum
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, classify
-from llm_perf_opt.analysis.trace.attribution import MODULE_LABEL, Attribution, module_names, operator_names
+from llm_perf_opt.analysis.trace.attribution import MODULE_LABEL, Attribution, CapturedGraphs, operator_names
 from llm_perf_opt.analysis.trace.document import BorrowedLine, BorrowedTable, CaptureLine, CaptureTable
 from llm_perf_opt.analysis.trace.intervals import matching, sums
 from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, PREFILL, TraceStages
 from llm_perf_opt.analysis.trace.stage_launches import instance_kernels
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
 from llm_perf_opt.traces.events import Bool, Int64, Trace, UInt8, WorkKind, different
-from llm_perf_opt.traces.graph_capture import Capture, by_capture, captures_by_kinds, graph_captures, graph_replays, nodes_of
+from llm_perf_opt.traces.graph_capture import Capture, graph_captures, graph_replays, nodes_of
 from llm_perf_opt.traces.projection import NONE, through
 
 
@@ -195,24 +195,20 @@ def borrow_modules(eager: AttributedTrace, other: AttributedTrace) -> BorrowedMo
 
 
 def borrow_from_capture(capture: Trace, other: AttributedTrace) -> BorrowedModules:
-    """Assign to the kernels of each replayed graph the operator and module of its captured launch.
-
-    A graph is recognized by its nodes: a capture with as many, of the same kinds in the same order. If several captures have
-    these nodes, their operators and modules must agree.
-    """
-    captures = graph_captures(capture)
-    nodes = nodes_of(captures)
-    of_nodes = [by_capture(captures, find(capture, nodes)) for find in (operator_names, module_names)]
-    known = captures_by_kinds(captures, lambda each: [names[each.begin] for names in of_nodes])
+    """Assign to the kernels of each replayed graph the operator and module of its captured launch (`CapturedGraphs`)."""
+    graphs = CapturedGraphs(capture, other.trace)
     operators = _Places(other.trace.name_of(name) for name in different(other.trace.operators.name).tolist())
     modules = _Places(other.attribution.modules)
     operator = through(other.attribution.operator, operators.of(map(other.trace.name_of, other.trace.operators.name.tolist())))
     module = through(other.attribution.module, modules.of(other.attribution.modules))
     matched_by = np.full(len(module), MatchedBy.NOTHING, np.uint8)
     for replay in graph_replays(other.trace, other.attribution.call):
-        if replay.kinds in known:
-            names = [found[known[replay.kinds].begin] for found in of_nodes]
-            operator[replay.work], module[replay.work] = operators.of(names[0]), modules.of(names[1])
+        of_operators, of_modules = graphs.captures_of(replay)
+        if of_operators is not None:
+            operator[replay.work] = operators.of(graphs.operators[of_operators.begin])
+            matched_by[replay.work] = MatchedBy.CAPTURE
+        if of_modules is not None and any(graphs.modules[of_modules.begin]):
+            module[replay.work] = modules.of(graphs.modules[of_modules.begin])
             matched_by[replay.work] = MatchedBy.CAPTURE
     found = BorrowedModules(tuple(modules), module, matched_by, {}, tuple(operators), operator)
     return replace(found, coverage=_coverage(other, matched_by, own=(operator != NONE) & (matched_by != MatchedBy.CAPTURE)))

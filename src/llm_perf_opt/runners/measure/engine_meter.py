@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -69,6 +70,7 @@ class EngineMeter(RequestMeter):
         self._mixed = 0
         self._apart = 0
         self._at_once = 0
+        self._waited = 0
 
     def iterate(self) -> Iteration:
         """Run one batch, from submission to the last token of the last sequence."""
@@ -81,6 +83,7 @@ class EngineMeter(RequestMeter):
         mixed = is_mixed(generated)
         self._mixed += mixed
         self._apart += not mixed and is_out_of_step(generated)
+        self._waited += most_running(generated) < self._sequences
         self._at_once += any(len(set(arrivals)) < len(arrivals) for arrivals in generated.arrivals_ns)
         reached = [generated.started_ns, *(max(arrived) for arrived in zip(*generated.arrivals_ns, strict=True))]
         lengths = [later - earlier for earlier, later in itertools.pairwise(reached)]
@@ -104,6 +107,11 @@ class EngineMeter(RequestMeter):
                 "engine runs out of cache, preempts a sequence and recomputes it"
             )
         return "; ".join(found)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether sequences waited until others had ended, or were held back in decode."""
+        return bool(self._waited or self._apart)
 
     @property
     def unstepped(self) -> str:
@@ -146,6 +154,12 @@ def is_mixed(generated: Generated) -> bool:
     """Return whether a sequence had its second token before another had its first, or in the same step."""
     second = [arrivals[1] for arrivals in generated.arrivals_ns if len(arrivals) > 1]
     return bool(second) and min(second) <= max(arrivals[0] for arrivals in generated.arrivals_ns)
+
+
+def most_running(generated: Generated) -> int:
+    """Return how many sequences had begun and not ended at once, at most."""
+    first, last = (sorted(arrivals[place] for arrivals in generated.arrivals_ns) for place in (0, -1))
+    return max(bisect_right(first, time) - bisect_left(last, time) for time in first)
 
 
 def is_out_of_step(generated: Generated) -> bool:
