@@ -19,7 +19,7 @@ def main() -> int:
     """Return 0 when nothing failed twice with one seed, else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="Repeat an earlier exploration.")
-    parser.add_argument("--mutants", type=int, default=1000, help="Damaged files per kind of file.")
+    parser.add_argument("--mutants", type=int, default=500, help="Damaged files per kind of file.")
     parser.add_argument("tests", nargs="*", help="Tests to run; all of them by default.")
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(2**31) if given.seed is None else given.seed
