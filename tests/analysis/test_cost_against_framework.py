@@ -296,6 +296,7 @@ def test_last_token_logits_equal_the_frameworks(case: str) -> None:
     assert stage.flops_full_attention == counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["deepseek_v2_lite", "deepseek_v3"])
 def test_transformers_expands_the_latent_again_in_every_step(case: str) -> None:
     architecture, batch = architecture_of(CASES[case]), _batch(case)

@@ -412,6 +412,7 @@ def test_a_tool_that_is_missing_leaves_a_partial_run(tmp_path: Path) -> None:
     assert manifest(only_run(tmp_path))["status"] == "partial"
 
 
+@pytest.mark.slow
 def test_a_figure_that_cannot_be_ends_with_what_to_check_and_keeps_the_rest(tmp_path: Path) -> None:
     limits = ("hardware.peak_tflops=0.000001", "hardware.bandwidth_gbs=0.000001")
     done = llm_perf("run", "--json", "profiling=none", *SMALL, *limits, cwd=tmp_path)

@@ -39,6 +39,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
+@pytest.mark.slow
 def test_from_add_to_a_run(project: Path) -> None:
     made = answer("dataset", "prepare", "mine", "--variant", "subset-5", "--num-samples", "5", cwd=project)
     assert made["metadata"]["size"]["records"] == 5

@@ -37,6 +37,7 @@ def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Converter:
     return Converter("echo", "echo.convert", ("json",), ("torch",), "engine.json", "python -m echo.convert", convert)
 
 
+@pytest.mark.slow
 def test_random_weights_are_converted_once(converter: Converter) -> None:
     wanted = request("model=tiny", *SMALL, *SHAPE)
     first = converted_model(wanted, torch.float32, converter)

@@ -157,6 +157,7 @@ def test_a_failed_point_keeps_what_to_do_about_it(tmp_path: Path) -> None:
 H200 = {"cpu": {"name": "a processor", "usable": 16}, "gpu": {"name": "NVIDIA H200"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("here", "words"),
     [

@@ -82,6 +82,7 @@ def test_outliers_hide_neither_a_shift_nor_a_drift(outlier: float) -> None:
     assert drift.movement is Movement.DRIFT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [0.05, -0.05, 0.10, 1.0])
 @pytest.mark.parametrize(("count", "most"), [(10, 0.06), (30, 0.03)])
 def test_a_change_between_steady_runs_seldom_has_a_rival(change: float, count: int, most: float) -> None:

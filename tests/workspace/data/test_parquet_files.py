@@ -26,6 +26,7 @@ def parquet_source(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_names_that_are_patterns_or_partitions_stand_for_their_own_file(tmp_path: Path) -> None:
     folder, metadata = added(tmp_path, parquet_source(tmp_path / "source"))
     assert metadata.size.records == len(PATTERNS)

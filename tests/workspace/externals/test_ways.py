@@ -471,6 +471,7 @@ def test_what_a_killed_one_left_is_cleared(project: Places, upstream: Upstream) 
     assert not list(project.third_party.glob(".making-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["submodule", "sparse", "subtree"])
 @pytest.mark.parametrize("at", ["fetch", "checkout", "pack-objects", "config", "read-tree", "absorbgitdirs"])
 def test_an_interrupted_init_leaves_nothing(
