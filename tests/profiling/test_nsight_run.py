@@ -1,6 +1,7 @@
 """Whole runs under NVIDIA's real nsys, and what is rejected before it starts."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ def test_the_sub_stages_of_a_vision_language_model_are_ranges_in_prefill(real_ns
     regions = (run / "regions.md").read_text()
     for inner, calls in {"vision": 1, "vision/deepstack": 2, "vision/projector": 1, "language": 1}.items():
         assert f"| profile/prefill/{inner} | {calls} |" in regions
+
+
+def test_one_sub_stage_is_recorded_alone(real_nsys: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["profiling=nsys", "profiling.nsys.substage=vision", "profiling.clean=false", *SMALL, "model=tiny_qwen3_vl"]
+    below_nsys("run", "-q", *words, "runtime.num_new_tokens=3", f"hydra.run.dir={run}", nsys=real_nsys, cwd=tmp_path)
+    (entry,) = json.loads((run / "run.json").read_text())["passes"]
+    assert (entry["name"], entry["status"]) == ("nsys_substage", "complete")
+    trace = read_nsys(run / "raw" / "nsys_substage" / "run.sqlite")
+    found = Counter(trace.name_of(index) for index in trace.ranges.name.tolist())
+    assert found == {"vision": 1, "deepstack": 2, "projector": 1}, "neither the language model nor decode"
 
 
 def test_stage2_on_a_machine_without_gpu_keeps_the_timeline_and_says_what_is_missing(real_nsys: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from llm_perf_opt.analysis.trace.stage_launches import all_launches
 from llm_perf_opt.config.composition import compose, config_to_yaml
 from llm_perf_opt.config.passes import pass_named, planned_passes
-from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ResourceError
+from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.counters.manifest import resolve
@@ -145,6 +145,20 @@ def test_a_sub_stage_of_prefill_is_counted_alone(tmp_path: Path, plans: list[Pas
     launch("ncu_selftest", of_model(tmp_path / "run", "profiling.ncu.substage=sam"))
     (plan,) = plans
     assert plan.argv[plan.argv.index("--nvtx-include") + 1] == "LLM@sam/"
+
+
+def test_a_sub_stage_is_recorded_alone(tmp_path: Path, plans: list[PassPlan]) -> None:
+    config = compose(["profiling=stage2", "profiling.nsys.substage=sam"]).config
+    assert [name for name in planned_passes(config) if name.startswith("nsys")] == ["nsys_substage"]
+    launch("nsys_substage", of_model(tmp_path / "run", "profiling.nsys.substage=sam"))
+    (plan,) = plans
+    assert "--nvtx-capture=sam@LLM" in plan.argv
+
+
+@pytest.mark.parametrize("words", [["profiling=minimal"], ["profiling=nsys", "profiling.nsys.capture=cudaProfilerApi"]])
+def test_a_sub_stage_that_cannot_be_recorded_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"profiling\.nsys\.substage=sam"):
+        compose([*words, "profiling.nsys.substage=sam"])
 
 
 def test_the_kernels_of_a_decode_step_are_counted_within_the_budget(tmp_path: Path, plans: list[PassPlan]) -> None:

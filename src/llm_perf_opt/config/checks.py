@@ -116,10 +116,16 @@ def _check_effect(config: RunConfig) -> None:
     if dataset.kind == "synthetic" and dataset.path:
         raise ConfigError(f"dataset.path={dataset.path} has no effect on dataset=synthetic.", "Add dataset=sample_prompts.")
     profiling = config.profiling
-    if profiling.ncu.substage is not None and not profiling.ncu.enable:
+    for name, tool, option in (("nsys", profiling.nsys, "profiling=nsys"), ("ncu", profiling.ncu, "profiling=ncu")):
+        if tool.substage is not None and not tool.enable:
+            raise ConfigError(
+                f"profiling.{name}.substage={tool.substage} has no effect: profiling.{name}.enable is false.",
+                f"Leave it out, or add {option}.",
+            )
+    if profiling.nsys.substage is not None and profiling.nsys.capture != "nvtx":
         raise ConfigError(
-            f"profiling.ncu.substage={profiling.ncu.substage} has no effect: profiling.ncu.enable is false.",
-            "Leave it out, or add profiling=ncu.",
+            f"profiling.nsys.substage={profiling.nsys.substage} needs profiling.nsys.capture=nvtx.",
+            "A sub-stage is an NVTX range; cudaProfilerStart and Stop enclose the whole iteration.",
         )
     if profiling.ceilings_s is not None and not profiling.ceilings:
         raise ConfigError(

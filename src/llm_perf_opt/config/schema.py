@@ -181,6 +181,8 @@ class NsysConfig:
     """The processes whose call stacks and context switches nsys samples on the CPU."""
     args: tuple[str, ...] = ()
     """More options of `nsys profile`, as a list or one text. Options that llm-perf sets itself are rejected."""
+    substage: str | None = None
+    """Record the first run of this sub-stage only, such as `sam`; None: the measured iteration."""
 
 
 @dataclass(frozen=True)

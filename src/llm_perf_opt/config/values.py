@@ -16,7 +16,7 @@ _ADDED: dict[str, dict[str, Any]] = {
     "hardware": {"threads": None, "cpus": None, "wait_policy": "auto"},
     "runtime": {"quantization": "none"},
     "profiling.nvml": {"prometheus": None},
-    "profiling.nsys": {"trace": None, "sample": "none", "args": []},
+    "profiling.nsys": {"trace": None, "sample": "none", "args": [], "substage": None},
     "profiling.ncu": {
         "substage": None,
         "set": None,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 NSYS_LABEL = "Nsight Systems"
 NSYS_STAGES = {"nsys": EVERY_STAGE, "nsys_decode": (Stage.DECODE, Stage.DECODE_STEP)}
+NSYS_SUBSTAGE = "nsys_substage"
 NCU_LABEL = "Nsight Compute"
 NCU_SELFTEST, NCU_PROGRAM = "ncu_selftest", "ncu"
 NCU_STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
@@ -28,7 +29,7 @@ _TIMELINE = Pass(
     NSYS_LABEL,
     40,
     "llm_perf_opt.profiling.nsys_timeline:launch",
-    lambda config: config.profiling.nsys.enable,
+    lambda config: config.profiling.nsys.enable and config.profiling.nsys.substage is None,
     trace="run.sqlite",
     checked=True,
     tool=f"{NSYS_LABEL} (nsys)",
@@ -47,6 +48,14 @@ PASSES = (
         tool=f"{NSYS_LABEL} (nsys_decode)",
         stages=NSYS_STAGES["nsys_decode"],
         programs=False,
+    ),
+    Pass(
+        NSYS_SUBSTAGE,
+        f"{NSYS_LABEL}, one sub-stage",
+        42,
+        "llm_perf_opt.profiling.nsys_timeline:launch_substage",
+        lambda config: config.profiling.nsys.enable and config.profiling.nsys.substage is not None,
+        stages=EVERY_STAGE,
     ),
     Pass(NCU_SELFTEST, f"{NCU_LABEL}, counter self-test", 60, _READ_COUNTERS, lambda config: config.profiling.ncu.enable),
     Pass(

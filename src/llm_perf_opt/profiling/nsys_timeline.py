@@ -14,12 +14,12 @@ from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.counters.manifest import resolve
-from llm_perf_opt.profiling.nsight_pass import NSYS_LABEL, NSYS_STAGES
+from llm_perf_opt.profiling.nsight_pass import NSYS_LABEL, NSYS_STAGES, NSYS_SUBSTAGE
 from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, UnderTool, restart_note, run_pass
 from llm_perf_opt.profiling.requested_metrics import ANY_CHIP, nsys_traces
 from llm_perf_opt.profiling.timelines import CLOCK_SLACK_NS, marked_ranges
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
-from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM, Gate, on_range, on_stage
+from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM, Gate, on_range, on_stage, on_substage
 from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
 from llm_perf_opt.profiling.vendor.own_options import own_options
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, probe_nsys
@@ -45,12 +45,7 @@ class TimelineCheck:
 def launch(capture: Capture) -> None:
     """Record the timeline of the iteration; if that fails on a CUDA call of prefill, the timeline of decode."""
     capture.started(_NAME)
-    nsys = capture.tool("nsys", NSYS_LABEL)
-    probe = probe_nsys(nsys)
-    if isinstance(probe, Missing):
-        raise ResourceError(f"{probe.why}.", "Reinstall Nsight Systems, or set NSYS to another nsys binary.")
-    if capture.config:
-        check_ranges_visible(probe.version)
+    nsys, probe = _tool(capture)
     plan = _plan(capture, nsys, probe, _NAME)
     try:
         _record(capture, plan, nsys)
@@ -62,6 +57,26 @@ def launch(capture: Capture) -> None:
             _record(capture, _plan(capture, nsys, probe, _DECODE), nsys)
         except LlmPerfError as again:
             raise error from again
+
+
+def launch_substage(capture: Capture) -> None:
+    """Record the first run of one sub-stage. Stages, kernels and counters of the report come from other passes."""
+    capture.started(NSYS_SUBSTAGE)
+    nsys, probe = _tool(capture)
+    plan = _plan(capture, nsys, probe, NSYS_SUBSTAGE)
+    expected = Expected(gpu=capture.gpu, command=str(capture.folder.config_file))
+    record_timeline(capture.folder, plan, capture.listener, TimelineCheck(nsys, expected, capture.profiling.max_trace_gb, STARTS))
+
+
+def _tool(capture: Capture) -> tuple[Path, NsysProbe]:
+    """Return nsys and what it supports."""
+    nsys = capture.tool("nsys", NSYS_LABEL)
+    probe = probe_nsys(nsys)
+    if isinstance(probe, Missing):
+        raise ResourceError(f"{probe.why}.", "Reinstall Nsight Systems, or set NSYS to another nsys binary.")
+    if capture.config:
+        check_ranges_visible(probe.version)
+    return nsys, probe
 
 
 def _decode_alone_may_work(capture: Capture) -> bool:
@@ -93,6 +108,8 @@ def _gate(capture: Capture, name: str, by_api: bool) -> Gate:
     if capture.program:
         whole = CUDA_PROFILER_API if by_api else WHOLE_PROGRAM
         return on_range(capture.program.range) if capture.program.range else whole
+    if name == NSYS_SUBSTAGE:
+        return on_substage(capture.profiling.nsys.substage or "")
     whole_iteration = Stage.PREFILL in NSYS_STAGES[name]
     return CUDA_PROFILER_API if by_api and capture.gpu else on_stage(Stage.PROFILE if whole_iteration else Stage.DECODE)
 

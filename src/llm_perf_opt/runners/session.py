@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from llm_perf_opt.config.registry import Declared, load
 from llm_perf_opt.config.runtimes import GROUP, Runtime, runtime_named, traits_of
 from llm_perf_opt.config.schema import RunConfig, canonical_dtype
-from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.core.records import Missing, Workload
 from llm_perf_opt.runners.base import EngineRunner, Opener, Runner, RunnerRequest, SteppableRunner
 from llm_perf_opt.runners.child import send
@@ -124,7 +124,20 @@ def open_session(
     )
     before = BusyBefore(_IN_ENGINE, others.seconds) if runtime.engine else sampled(others)
     load_s = time.monotonic() - begun - getattr(runner, "conversion_s", 0.0)
-    return Session(config, runner, prompts, batch, workload, device, load_s, untouched_until, before)
+    session = Session(config, runner, prompts, batch, workload, device, load_s, untouched_until, before)
+    _check_substages(session)
+    return session
+
+
+def _check_substages(session: Session) -> None:
+    """Refuse to record a sub-stage that the model does not have."""
+    profiling, known = session.config.profiling, [*session.config.model.substages, *session.vision_substages]
+    for tool, name in (("nsys", profiling.nsys.substage), ("ncu", profiling.ncu.substage)):
+        if name is not None and name not in known:
+            raise ConfigError(
+                f"profiling.{tool}.substage={name}: the model has no such sub-stage.{nearest(name, known)}",
+                f"It has: {', '.join(known)}." if known else "Add one with model.substages.NAME=PATH.",
+            )
 
 
 def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype") -> Prompts:

@@ -29,6 +29,8 @@ class Gate:
     """In nsys syntax: NAME@DOMAIN."""
     ours: bool = True
     """Whether the program marks llm-perf's stages; a user's program may use any name."""
+    substage: str = ""
+    """The sub-stage that the range marks, if it marks one."""
 
 
 CUDA_PROFILER_API = Gate("cudaProfilerApi")
@@ -40,6 +42,11 @@ WHOLE_PROGRAM = Gate("none")
 def on_stage(stage: Stage = Stage.PROFILE) -> Gate:
     """Return the gate on a stage."""
     return Gate("nvtx", nsys_range(stage))
+
+
+def on_substage(name: str) -> Gate:
+    """Return the gate on a sub-stage of a stage."""
+    return Gate("nvtx", f"{name}@{DOMAIN}", substage=name)
 
 
 def on_range(expression: str) -> Gate:

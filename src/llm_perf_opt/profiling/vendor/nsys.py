@@ -65,7 +65,7 @@ def _gate_flags(gate: Gate) -> list[str]:
         return []
     if gate.kind == "cudaProfilerApi":
         return ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
-    check_gate("nsys", gate.range, ours=gate.ours)
+    check_gate("nsys", gate.range, ours=gate.ours, substages=[gate.substage] if gate.substage else [])
     return ["--capture-range=nvtx", f"--nvtx-capture={gate.range}", "--capture-range-end=stop"]
 
 
