@@ -10,6 +10,7 @@ import pytest
 
 from command import llm_perf
 from docs_commands import commands
+from llm_perf_opt.analysis.cost_model.expert_load import most_choices, most_experts
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, CeilingUnit, FoundCeilings
 from llm_perf_opt.core.run_folder import write_record
@@ -98,11 +99,11 @@ def test_mixtral_with_whole_experts_on_the_devices_of_a_tensor_parallel_group() 
     held = layers * (attention + 2 * hidden + 8 * hidden + 2 * expert) + 2 * (vocabulary // 4) * hidden + hidden
     assert (row["devices"], row["replicas"], row["memory"]["weight_bytes"]) == (4, 1, 2 * held)
     per_token = 2 * (attention + 8 * hidden) + 2 * 8 * 1001 * 256
-    share = 2 * tokens * 2 * expert // 4
+    share = math.ceil(2 * expert * most_choices(8, 2, 4, tokens))
+    assert share > 2 * tokens * 2 * expert // 4, "more than an equal share: tokens choose experts at random"
     assert row["decode"]["flops_per_device"] == layers * (tokens * per_token + share) + 2 * tokens * hidden * vocabulary // 4
-    used = 8 * (1 - (1 - 2 / 8) ** tokens) / 4
     parts = {part["name"]: part["bytes"] for part in row["stages"][0]["decode"]["parts"]}
-    assert parts["experts"] == round(layers * used * expert * 2)
+    assert parts["experts"] == round(layers * most_experts(8, 2, 4, tokens) * expert * 2)
     assert {(one["kind"], one["group"]) for one in row["decode"]["collectives"]} == {("all_reduce", "tp"), ("all_gather", "tp")}
 
 
@@ -122,14 +123,17 @@ def test_deepseek_v2_lite_with_replicas_of_its_latent_attention(exchange: str) -
     own = 64 // 4
     flops = own * layers * (2 * attention + 2 * heads * 100 * (rank + 64 + rank)) + own * 2 * dense
     flops += (
-        26 * (own // 2 * 2 * (experts * hidden + shared) + 2 * 64 * active * expert // 8) + 2 * own * hidden * vocabulary // 2
+        26 * (own // 2 * 2 * (experts * hidden + shared) + math.ceil(2 * expert * most_choices(experts, active, 8, 64)))
+        + 2 * own * hidden * vocabulary // 2
     )
     assert row["decode"]["flops_per_device"] == flops
     found = sent(row["decode"])
     tensor = own * hidden * 2
-    assert found["all_reduce", "attention output"] == (27, 27 * tensor)
-    assert found["all_reduce", "MLP output"] == (1, tensor)
-    assert found["all_gather", "experts output"] == (26, 26 * tensor / 2)
+    assert found["all_reduce", "attention output"] == found["all_reduce", "MLP output"] == (1, tensor)
+    assert found["reduce_scatter", "attention output"] == (26, 26 * tensor / 2)
+    assert found["all_gather", "tokens for the next attention"] == (25, 25 * tensor / 2)
+    assert found["all_gather", "tokens and residual"] == (1, tensor)
+    assert row["mla"] == "absorb"
     if exchange == "all_gather":
         assert found["all_gather", "tokens to experts"] == (26, 26 * 7 / 8 * 64 * hidden * 2)
         assert found["reduce_scatter", "experts output"] == found["all_gather", "tokens to experts"]
@@ -278,8 +282,15 @@ def test_what_does_not_fit_says_so_and_the_smallest_plan_is_named() -> None:
         (["model=qwen2_5_7b", "--tp", "7"], "4 key/value heads", "1, 2, 4"),
         (["model=gpt2", "--pp", "13"], "12", "1 to 12"),
         (["model=llama3_8b", "--ep", "2"], "has no experts", "Omit it"),
-        (["model=mixtral_8x7b", "--tp", "4", "--ep", "6"], "not a multiple of --tp 4", "4, 8, 16, 32"),
-        (["model=mixtral_8x7b", "--ep", "16"], "8 experts", "up to 8"),
+        (["model=mixtral_8x7b", "--tp", "4", "--ep", "6"], "not a multiple of --tp 4", "it fits: 4, 8."),
+        (["model=mixtral_8x7b", "--ep", "16"], "8 experts", "2, 3, 4, 5, 6, 7, 8."),
+        (["model=mixtral_8x7b", "--tp", "16", "--ep", "32"], "8 experts", "--tp up to 8"),
+        (["model=qwen3_30b_a3b", "--tp", "2", "--ep", "5"], "not a multiple of --tp 2", "multiples of 2 up to 128"),
+        (["model=qwen3_30b_a3b", "--tp", "3", "--ep", "6"], "32 attention heads", "with --ep 6: 1, 2."),
+        (["model=mixtral_8x7b", "--tp", "2", "--ep", "8", "--expert-exchange", "all_to_all"], "not modeled", "all_gather"),
+        (["model=llama3_8b", "--link", "100"], "--link has no effect on one device", "--tp"),
+        (["model=llama3_8b", "--network", "hdr"], "--network has no effect on one device", "--tp"),
+        (["model=llama3_8b", "--collective-us", "5"], "--collective-us has no effect on one device", "--tp"),
         (["model=llama3_8b", "--tp", "0"], "--tp", ""),
         (["model=llama3_8b", "--tp", "2", "--expert-exchange", "all_to_all"], "no effect", "--ep"),
         (["model=mixtral_8x7b", "--ep", "8", "--expert-exchange", "pigeon"], "pigeon", "all_gather, all_to_all"),
@@ -305,11 +316,50 @@ def test_a_plan_needs_hardware() -> None:
     assert "--hardware" in done.stderr
 
 
+def test_whole_experts_cost_more_than_divided_ones_at_batch_1() -> None:
+    (divided,), (whole,) = (parallel("model=mixtral_8x7b", "--tp", "8", *more) for more in ((), ("--ep", "8")))
+    assert whole["decode"]["seconds"] > 3.37e-3, "some device reads one of the experts of every layer"
+    assert divided["decode"]["seconds"] < 1e-3
+
+
+def test_the_page_and_json_show_the_same_bytes_sent() -> None:
+    """The first stage sends, and the last one takes longest."""
+    words = ("model=llama3_8b", "--pp", "2", "--prompt", "2048", "--batch", "1")
+    (row,) = parallel(*words)
+    sent_bytes = 2 * 2048 * 4096 * 2
+    assert row["prefill"]["sent_bytes_per_device"] == sent_bytes
+    text = cost(*words, "--hardware", "h100_sxm").stdout
+    (line,) = (line for line in text.splitlines() if " prefill " in line and "bf16" in line)
+    assert "33.55 MB" in line
+    assert "roofline, all stages" in text
+
+
+def test_every_row_of_stages_has_its_interval() -> None:
+    words = ("model=llama3_8b", "--hardware", "h100_sxm", "--pp", "2", "--batch", "1,64")
+    rows = json.loads(cost(*words, "--json").stdout)["parallel"]
+    lines = [line for line in cost(*words).stdout.splitlines() if " decode " in line]
+    for row, line in zip(rows, lines, strict=True):
+        assert f"{row['decode']['interval_s'] * 1e3:.3f}"[:5] in line
+
+
+def test_the_implementation_of_latent_attention_is_shown() -> None:
+    words = ("model=deepseek_v2_lite", "--hardware", "h200", "--tp", "2")
+    assert "latent attention reexpand" in cost(*words).stdout
+    assert json.loads(cost(*words, "--mla", "absorb", "--json").stdout)["parallel"][0]["mla"] == "absorb"
+    assert "mla" not in parallel("model=llama3_8b", "--tp", "2")[0]
+
+
+def test_a_node_larger_than_its_fastest_link_is_noted() -> None:
+    words = ("model=llama3_70b", "--hardware", "h100_sxm", "--node-gpus", "16", "--batch", "1,2")
+    assert "NVLink connects 8 GPUs" in cost(*words, "--tp", "16").stdout
+    assert "NVLink connects" not in cost(*words, "--tp", "8").stdout
+
+
 def test_the_page_answers_in_one_command() -> None:
     done = cost("model=llama3_70b", "--hardware", "h100_sxm", "--tp", "8", "--dtype", "fp8")
     assert done.returncode == 0
     for word in (
-        "8 × NVIDIA H100 80GB HBM3: tensor parallel 8",
+        "llama3_70b on 8 × NVIDIA H100 80GB HBM3: tensor parallel 8",
         "8.21 GiB",
         "largest batch",
         "fewest GPUs",

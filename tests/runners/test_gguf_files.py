@@ -1,8 +1,12 @@
 """GGUF files: which models can be written, and the header of a file. What is written runs in test_llamacpp_runner.py."""
 
+import enum
 import json
 import struct
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +14,15 @@ import torch
 
 from engine_runs import LLAMA3_ROPE, MODEL
 from llm_perf_opt.core.errors import ConfigError, ParseError
-from llm_perf_opt.runners.gguf_files import _rope_factors, _weight_files, interleaved, refuse_model, tensor_types
+from llm_perf_opt.runners.gguf_files import (
+    _rope_factors,
+    _Tensors,
+    _weight_files,
+    interleaved,
+    refuse_model,
+    stored_types,
+    tensor_types,
+)
 
 LLAMA3 = {"rope_parameters": LLAMA3_ROPE}
 
@@ -89,8 +101,40 @@ def test_the_tensors_of_a_header(tmp_path: Path) -> None:
 NESTED = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + text("deep") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000
 
 
-@pytest.mark.parametrize("content", [*[HEADER[:length] for length in range(1, len(HEADER), 7)], b"GGML" + HEADER[4:], NESTED])
+BEGINNING = struct.pack("<4sIQQ", b"GGUF", 3, 0, 2)
+LONG_TEXT = BEGINNING + struct.pack("<Q", 2**63)
+LONG_LIST = BEGINNING + text("many") + struct.pack("<IIQ", 9, 12, 2**62)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *[HEADER[:length] for length in range(0, len(HEADER), 7)],
+        *(b"GGML" + HEADER[4:], NESTED, LONG_TEXT, LONG_LIST),
+    ],
+)
 def test_a_damaged_header_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.gguf").write_bytes(content)
-    with pytest.raises(ParseError):
+    with pytest.raises(ParseError, match=r"a\.gguf"):
         tensor_types(tmp_path / "a.gguf")
+
+
+def test_a_type_that_the_package_does_not_know_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = enum.IntEnum("GGMLQuantizationType", {"Q4_K": 12})
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGMLQuantizationType=known, GGML_QUANT_SIZES={known(12): (256, 144)}))
+    (tmp_path / "a.gguf").write_bytes(HEADER)
+    assert stored_types([tmp_path / "a.gguf"]) == {"Q4_K": 144}
+    unknown = HEADER.replace(struct.pack("<I2QI", 2, 64, 4, 12), struct.pack("<I2QI", 2, 64, 4, 999))
+    (tmp_path / "a.gguf").write_bytes(unknown)
+    with pytest.raises(ParseError, match=r"a\.gguf has tensors of type 999"):
+        stored_types([tmp_path / "a.gguf"])
+
+
+def test_stored_frequencies_are_left_out(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    stored = {"model.norm.weight": torch.ones(4), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    save_file(stored, tmp_path / "model.safetensors")
+    with ExitStack() as opened:
+        tensors = _Tensors(tmp_path, config("llama"), opened)
+        assert [name for name, _ in tensors.shapes()] == ["model.norm.weight"]

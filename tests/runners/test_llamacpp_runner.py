@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +178,10 @@ def test_arguments_are_checked_without_the_engine() -> None:
     for name, value, said in (
         ("cpuparams", {"n_threads": 2}, r"set by hardware\.threads"),
         ("n_parallel", 2, r"set by runtime\.batch_size"),
+        ("n_gpu_layers", 9, "only on the CPU"),
+        ("fit_params", True, "set by llm-perf"),
+        ("cache_ram_mib", 1, "set by llm-perf"),
+        ("cache_idle_slots", True, "set by llm-perf"),
         ("cache_type", "f16", r"Did you mean .*cache_type_k"),
         ("server_tools", ["all"], "no such setting"),
         ("n_ctx", "large", "invalid"),
@@ -258,6 +263,30 @@ def test_what_the_runner_returns_is_what_the_meter_takes(wanted: RunnerRequest) 
     assert (runner.runtime.version, runner.runtime.uncosted) == ("xllamacpp 1.2", "")
     assert "compiled with: NEON, OPENMP." in " ".join(runner.runtime.notes)
     assert "1.500 ms by the engine's own times" in runner.runtime.notes[-1]
+
+
+class BrokenPieces(Server):
+    """Holds back the first token of every sequence if it streams, and takes long if it does not."""
+
+    def handle_completions(self, wanted: bytes, receive: Callable[[bytes], bool]) -> None:
+        body = json.loads(wanted)
+        if not body["stream"]:
+            time.sleep(0.05)
+            super().handle_completions(wanted, receive)
+            return
+        for index, ids in enumerate(body["prompt"]):
+            receive(message(index, 2, ids[0] + 2))
+            receive(message(index, 2, timings={**ENDED["timings"], "prompt_n": len(ids)}))
+
+
+def test_the_second_request_for_held_back_tokens_is_not_timed(wanted: RunnerRequest) -> None:
+    runner = LlamaCppRunner(BrokenPieces(), opened(), wanted)
+    meter = EngineMeter(runner, wanted.prompts, 2, 2)
+    began = time.monotonic_ns()
+    iteration = meter.iterate()
+    assert time.monotonic_ns() - began - iteration.wall_ns > 50_000_000
+    assert meter.tokens() == [[ids[0] + 1, ids[0] + 2] for ids in wanted.prompts.ids]
+    assert any("second request" in note for note in runner.runtime.notes)
 
 
 def test_a_prompt_that_was_not_computed_is_an_error(wanted: RunnerRequest) -> None:

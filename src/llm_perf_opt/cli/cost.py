@@ -102,4 +102,6 @@ def cost(
         if parallel.plan.devices == 1:
             print(render_text(what_if_document(found.rows, found.turning, found.hardware, found.part_of)), end="")
         if found.parallel:
-            print(("\n" if parallel.plan.devices == 1 else "") + render_text(parallel_document(found.parallel)), end="")
+            print(
+                ("\n" if parallel.plan.devices == 1 else "") + render_text(parallel_document(found.parallel, found.model)), end=""
+            )

@@ -102,6 +102,8 @@ class CeilingRow:
     """Whether these instructions multiply the format itself. False: it is converted (emulated). None: it does not apply."""
     work: float | None = None
     """Of a time that stands for known work (`model_gemv_…`, `model_gemm_…`): the bytes or FLOPs of that work."""
+    gpus: int = 1
+    """GPUs that took part: two or more for a copy between GPUs and an all-reduce."""
 
     @property
     def rate(self) -> Maybe[float]:

@@ -16,29 +16,46 @@ from llm_perf_opt.report.text import (
     percent,
     significant,
     then,
-    words,
 )
 
 _ABOUT_TIME = (
-    "FLOPs, bytes and what is sent are those of the most loaded device. No device is faster than its roofline time. "
-    "Communication is added to it: nothing overlaps, and one batch is in the pipeline. MFU compares the model's FLOPs with the "
-    "peaks of all devices in that time. A run that overlaps communication with computation can be faster than the sum."
+    "FLOPs/GPU and bytes/GPU are those of the most loaded GPU, sent/GPU is the most that any GPU sends. No GPU is faster than "
+    "its roofline time. Communication is added to it: nothing overlaps. MFU compares the model's FLOPs with the peaks of all GPUs "
+    "in that time. A run that overlaps communication with computation can be faster than the sum."
+)
+_ABOUT_STAGES = (
+    "With pipeline stages, FLOPs and bytes are those of the slowest stage. The times of all stages are added: one batch is in "
+    "the pipeline. Interval: how often a step ends if every stage always has a batch."
 )
 _ABOUT_COMMUNICATION = (
     "Rings: a device sends 2(N-1)/N of a tensor in an all-reduce and (N-1)/N in an all-gather or reduce-scatter."
 )
 
 
-def parallel_document(rows: Sequence[ParallelRow]) -> Document:
-    """Return the plan and its rows; for a single row, also communication and pipeline stages."""
+def parallel_document(rows: Sequence[ParallelRow], model: str) -> Document:
+    """Return the plan and its rows for a model of this name; for a single row, also communication and pipeline stages."""
     sections = [Section("parallel-memory", "", [_memory(rows)])]
-    if rows[0].deployment.plan.devices > 1:
-        sections.append(Section("parallel-times", "", [_times(rows), Paragraph(_ABOUT_TIME)]))
+    plan = rows[0].deployment.plan
+    if plan.devices > 1:
+        about = [_ABOUT_TIME, *([_ABOUT_STAGES] if plan.pp > 1 else []), *_narrow_links(rows)]
+        sections.append(Section("parallel-times", "", [_times(rows), *(Paragraph(text) for text in about)]))
         sections += _details(rows[0]) if len(rows) == 1 else []
-    return Document(_title(rows[0]), "", "", sections)
+    return Document(_title(rows[0], model), "", "", sections)
 
 
-def _title(row: ParallelRow) -> str:
+def _narrow_links(rows: Sequence[ParallelRow]) -> list[str]:
+    """Return that the fastest link connects too few GPUs of a node, if a slower one is used for this reason."""
+    fastest, *others = rows[0].deployment.fabric.links
+    stages = (stage for row in rows for step in (row.prefill, row.decode) for stage in step.stages)
+    used = {one.link for stage in stages for one in stage.communication}
+    return [
+        f"{fastest.name} connects {fastest.gpus} GPUs: others in a node communicate over {link.name}."
+        for link in others
+        if link in used
+    ]
+
+
+def _title(row: ParallelRow, model: str) -> str:
     deployment = row.deployment
     plan, hardware = deployment.plan, deployment.hardware
     if plan.devices == 1:
@@ -47,7 +64,8 @@ def _title(row: ParallelRow) -> str:
     parts += [f"pipeline parallel {plan.pp}"] if plan.pp > 1 else []
     parts += [f"expert parallel {plan.ep}"] if plan.ep > 1 else []
     parts += [f"{plan.replicas} replicas of the attention"] if plan.replicas > 1 else []
-    return f"{deployment.architecture.model_type} on {plan.devices} × {hardware.name}: {', '.join(parts)}"
+    parts += [f"latent attention {deployment.formats.mla}"] if deployment.architecture.has_latent_attention else []
+    return f"{model} on {plan.devices} × {hardware.name}: {', '.join(parts)}"
 
 
 def _memory(rows: Sequence[ParallelRow]) -> Table:
@@ -81,11 +99,18 @@ def _devices(plan: Plan) -> str:
 
 
 def _times(rows: Sequence[ParallelRow]) -> Table:
+    staged = rows[0].deployment.plan.pp > 1
+    roofline = "roofline, all stages ≥" if staged else "roofline ≥"
     columns = [
-        *(Column("dtype"), *numbers("batch", "context"), Column("step"), *numbers("FLOPs", "bytes", "sent", "roofline ≥")),
-        *(*numbers("communication", "time"), Column("bound by"), *numbers("MFU", "tokens/s")),
+        *(
+            Column("dtype"),
+            *numbers("batch", "context"),
+            Column("step"),
+            *numbers("FLOPs/GPU", "bytes/GPU", "sent/GPU", roofline),
+        ),
+        *(*numbers("communication", "time", *(["interval"] if staged else [])), Column("bound by"), *numbers("MFU", "tokens/s")),
     ]
-    table = Table("parallel-times", "per device", columns)
+    table = Table("parallel-times", "one step", columns)
     for row in rows:
         for name, step in (("prefill", row.prefill), ("decode", row.decode)):
             most = step.most_loaded
@@ -93,14 +118,12 @@ def _times(rows: Sequence[ParallelRow]) -> Table:
             table.add(
                 *(row.deployment.formats.weights, count_cell(row.batch), count_cell(row.context), name),
                 *(cell(most.cost.flops, flops), cell(most.cost.bytes, moved_bytes)),
-                cell(sum(one.collective.sent_bytes for one in most.communication), moved_bytes),
-                *(cell(_ns(step.roofline_s), duration), cell(step.communication_s * 1e9, duration)),
-                *(cell(_ns(step.seconds), duration), cell(step.bound), cell(step.mfu(step.seconds), percent)),
+                *(cell(step.sent_bytes, moved_bytes), cell(_ns(step.roofline_s), duration)),
+                *(cell(step.communication_s * 1e9, duration), cell(_ns(step.seconds), duration)),
+                *([cell(_ns(step.interval_s), duration)] if staged else []),
+                *(cell(step.bound), cell(step.mfu(step.seconds), percent)),
                 rate if isinstance(rate, str) else cell(rate, significant),
             )
-    if rows[0].deployment.plan.pp > 1:
-        interval = words(_ns(rows[0].decode.interval_s), duration)
-        table.foot = f"With a batch in every stage, a decode step ends every {interval} (batch {rows[0].batch:,})."
     return table
 
 
@@ -116,13 +139,12 @@ def _details(row: ParallelRow) -> list[Section]:
 
 
 def _communication(name: str, step: ParallelStep) -> Table:
+    stages = ", all stages" if len(step.stages) > 1 else ""
     columns = [
-        *(Column("collective"), Column("of"), Column("group"), Column("link"), *numbers("count", "size", "sent")),
+        *(Column("collective"), Column("of"), Column("group"), Column("link"), *numbers("count", "size", f"sent{stages}")),
         *numbers("time"),
     ]
-    table = Table(
-        f"parallel-communication-{name}", f"communication of {name}{' of all stages' if len(step.stages) > 1 else ''}", columns
-    )
+    table = Table(f"parallel-communication-{name}", f"communication of {name}{stages}", columns)
     for one in step.by_collective():
         call = one.collective
         nodes = f" on {one.nodes} nodes" if one.nodes > 1 else ""

@@ -31,6 +31,8 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Types of the fields in a header, and the bytes of those of fixed size (GGUF's specification)."""
 _INDEX, _WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 _HEAD = "lm_head.weight"
+_COMPUTED = ".rotary_emb.inv_freq"
+"""Older checkpoints store the frequencies of the rotary embedding, which llama.cpp computes."""
 _NORMAL_TYPE = 1
 """An ordinary token in GGUF's list of token types."""
 
@@ -73,8 +75,12 @@ def stored_types(files: Iterable[Path]) -> dict[str, int]:
     for file in files:
         for dimensions, number in tensor_types(file):
             if len(dimensions) > 1:
-                kind = gguf.GGMLQuantizationType(number)
-                block, size = gguf.GGML_QUANT_SIZES[kind]
+                try:
+                    kind = gguf.GGMLQuantizationType(number)
+                    block, size = gguf.GGML_QUANT_SIZES[kind]
+                except (ValueError, KeyError) as error:
+                    fact = f"{file} has tensors of type {number}, which the installed gguf does not know."
+                    raise ParseError(fact, "Install a newer gguf, or convert the model to another type.") from error
                 name = ours.get(kind.name, kind.name)
                 found[name] = found.get(name, 0) + prod(dimensions) // block * size
     return dict(sorted(found.items(), key=lambda item: -item[1]))
@@ -85,6 +91,8 @@ def tensor_types(file: Path) -> list[tuple[tuple[int, ...], int]]:
 
     The reader of the gguf package does too, but takes seconds for a vocabulary of usual size.
     """
+    if not file.stat().st_size:
+        raise ParseError(f"{file} is empty.", "Copy or convert the file again.")
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         header = _Header(data)
         try:
@@ -95,7 +103,7 @@ def tensor_types(file: Path) -> list[tuple[tuple[int, ...], int]]:
                 header.text()
                 header.skip_value(*header.numbers("<I"))
             return [header.tensor() for _ in range(tensors)]
-        except (struct.error, KeyError, RecursionError) as error:
+        except (struct.error, KeyError, OverflowError, RecursionError) as error:
             raise ParseError(f"The header of {file} cannot be read: {error!r}.", "Copy or convert the file again.") from error
 
 
@@ -209,7 +217,7 @@ class _Tensors:
         self._files: dict[str, Any] = {}
         for path in _weight_files(source):
             file = opened.enter_context(safe_open(path, framework="pt"))
-            self._files |= dict.fromkeys(file.keys(), file)
+            self._files |= {name: file for name in file.keys() if not name.endswith(_COMPUTED)}
         if config.tie_word_embeddings:
             self._files.pop(_HEAD, None)
         self._factors = _rope_factors(config)

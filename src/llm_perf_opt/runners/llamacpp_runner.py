@@ -52,7 +52,10 @@ SERVER_NOTE = (
     "xllamacpp has no call for a single step. A step includes the work of llama.cpp's server: selecting the token and "
     "passing it to the caller's thread."
 )
-PIECES_NOTE = "The server holds back a token whose text ends inside a character. Such a token has the time of the next."
+PIECES_NOTE = (
+    "The server holds back a token whose text ends inside a character. Such a token has the time of the next. The tokens "
+    "themselves come from a second request, which is not streamed and not timed."
+)
 _FEATURE = re.compile(r"(\w+) = 1\b")
 """A feature of the engine, as it reports it: `NEON = 1 | ARM_FMA = 1`."""
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -215,7 +218,10 @@ class LlamaCppRunner:
             started, received = self._send(wanted)
         found = read_streams(received, len(prompts.ids))
         self._check(found, prompts, started)
-        return Generated(started, found.arrivals, found.tokens if found.complete else self._all_tokens(prompts, new_tokens))
+        if found.complete:
+            return Generated(started, found.arrivals, found.tokens)
+        ended = time.monotonic_ns()
+        return Generated(started, found.arrivals, self._all_tokens(prompts, new_tokens), ended_ns=ended)
 
     def _send(self, wanted: bytes) -> tuple[int, list[tuple[int, bytes]]]:
         """Return the time at which the request was sent, and the messages with the times at which they arrived."""

@@ -33,9 +33,11 @@ RESERVED = {
     "cpuparams_batch": "hardware.threads",
     "n_parallel": "runtime.batch_size",
     "n_predict": "runtime.num_new_tokens",
-    "n_gpu_layers": "hardware",
     "sampling": "",
     "cache_prompt": "",
+    "fit_params": "",
+    "cache_ram_mib": "",
+    "cache_idle_slots": "",
 }
 """Field → the key of llm-perf's own configuration that sets it; empty: llm-perf always sets it."""
 CACHE_BITS = {"f32": 32, "f16": 16, "bf16": 16}
@@ -57,6 +59,8 @@ class SettingNames:
     def refuse(self, given: Mapping[str, Any], known: Collection[str] | None) -> None:
         """Raise a ConfigError for a setting that llm-perf sets itself, that is unknown, or that has an invalid value."""
         for name, value in given.items():
+            if name == "n_gpu_layers":
+                raise ConfigError(f"runtime.engine.{name}: llm-perf runs llama.cpp only on the CPU.", "Remove it.")
             if name in RESERVED:
                 own = RESERVED[name]
                 raise ConfigError(

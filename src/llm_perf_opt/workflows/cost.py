@@ -64,6 +64,8 @@ class CostResult:
     """The model, if only its text decoder was counted."""
     parallel: tuple[ParallelRow, ...] = ()
     """The same rows on the devices of a plan; empty for a model with images."""
+    model: str = ""
+    """The name of the model."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the data that `--json` prints."""
@@ -89,7 +91,7 @@ class CostResult:
 
 def estimate_cost(request: CostRequest) -> CostResult:
     """Return everything that `llm-perf cost` prints."""
-    fields = _architecture_fields(request)
+    name, fields = _named_architecture(request)
     architecture = architecture_of(fields, decoder_only=request.decoder_only)
     images = _image_prompt(request, vision_of(fields) if architecture.vision_params else None)
     batches, prompts, contexts = (
@@ -116,7 +118,7 @@ def estimate_cost(request: CostRequest) -> CostResult:
     rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0], images=images)
     turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
     parallel = parallel_rows(request.parallel, architecture, hardware, rows, measured)
-    return CostResult(cost, hardware, rows, turning, decoder_of, tuple(parallel))
+    return CostResult(cost, hardware, rows, turning, decoder_of, tuple(parallel), name or architecture.model_type)
 
 
 def _hardware(request: CostRequest) -> tuple[Hardware | None, Link | None]:
@@ -131,7 +133,8 @@ def _hardware(request: CostRequest) -> tuple[Hardware | None, Link | None]:
     found = read_ceilings(request.peaks)
     product = hardware_of_device(found.ceilings.device_name)
     if isinstance(product, Missing):
-        raise ConfigError(f"{request.peaks} has the peaks of {found.ceilings.device_name}: {product.why}")
+        name = found.ceilings.device_name
+        raise ConfigError(f"{request.peaks} has the peaks of '{name}', which is not in the hardware table.", "Omit --peaks.")
     if found.doubts:
         raise ConfigError(f"{request.peaks} was measured under bad conditions: {found.doubts[0]}.", "Measure again.")
     if named is not None and named.key != product.key:
@@ -170,11 +173,13 @@ def _check_effect(request: CostRequest, architecture: Architecture) -> None:
         raise ConfigError(f"--mla {request.mla} has no effect: {architecture.model_type} has no latent attention.", "Omit it.")
 
 
-def _architecture_fields(request: CostRequest) -> Any:
-    if request.model_config is not None:
+def _named_architecture(request: CostRequest) -> tuple[str, Any]:
+    """Return the name of the model, possibly empty, and the fields of its configuration."""
+    file = request.model_config
+    if file is not None:
         if request.overrides:
             raise ConfigError(f"--model-config and '{request.overrides[0]}' both name a model.", "Give one of them.")
-        return _read_json(request.model_config)
+        return file.parent.name if file.name == "config.json" else file.stem, _read_json(file)
     for word in request.overrides:
         if "=" in word and not word.lstrip("+~").startswith("model"):
             raise ConfigError(
@@ -182,8 +187,8 @@ def _architecture_fields(request: CostRequest) -> Any:
             )
     model = compose(request.overrides, request.config_dir).config.model
     if model.source == "pretrained":
-        return _read_json(model_folder(model.path or "") / "config.json")
-    return model.architecture
+        return model.name, _read_json(model_folder(model.path or "") / "config.json")
+    return model.name, model.architecture
 
 
 def _read_json(path: Path) -> Any:

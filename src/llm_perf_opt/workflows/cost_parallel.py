@@ -7,7 +7,7 @@ from typing import Any
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.communication import EXPERT_EXCHANGES, ExpertExchange
 from llm_perf_opt.analysis.cost_model.cost import Formats
-from llm_perf_opt.analysis.cost_model.sharding import Plan, check_plan
+from llm_perf_opt.analysis.cost_model.sharding import Plan, check_plan, divides_tokens
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.limits.links import Link, fabric_of
 from llm_perf_opt.analysis.limits.parallel import (
@@ -41,7 +41,15 @@ class ParallelRequest:
     @property
     def given(self) -> str | None:
         """The first option that was given."""
-        return next((f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None), None)
+        return self._first(*vars(self))
+
+    @property
+    def between(self) -> str | None:
+        """The first option that was given about communication between devices."""
+        return self._first("link", "network", "collective_us")
+
+    def _first(self, *names: str) -> str | None:
+        return next((f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None), None)
 
     @property
     def plan(self) -> Plan:
@@ -66,7 +74,9 @@ def parallel_rows(
         return []
     plan = request.plan
     check_plan(architecture, plan)
-    exchange = _exchange(request, plan)
+    if request.between is not None and plan.devices == 1:
+        raise ConfigError(f"{request.between} has no effect on one device.", "Give --tp, --pp or --ep, or omit it.")
+    exchange = _exchange(request, architecture, plan)
     fabric = fabric_of(hardware, request.link, request.network, request.node_gpus, request.collective_us or 0.0, measured)
     share = MEMORY_SHARE if request.memory_share is None else request.memory_share
     found: dict[Formats, Deployment] = {}
@@ -76,7 +86,7 @@ def parallel_rows(
     return [parallel_row(found[row.formats], row.batch, row.prompt, row.context) for row in rows]
 
 
-def _exchange(request: ParallelRequest, plan: Plan) -> ExpertExchange:
+def _exchange(request: ParallelRequest, architecture: Architecture, plan: Plan) -> ExpertExchange:
     if request.expert_exchange is None:
         return EXPERT_EXCHANGES[0]
     word = request.expert_exchange.strip().lower().replace("-", "_")
@@ -90,6 +100,12 @@ def _exchange(request: ParallelRequest, plan: Plan) -> ExpertExchange:
         raise ConfigError(
             "--expert-exchange has no effect: all devices of a stage have the same tokens.", "Give an --ep above --tp."
         )
+    if known == "all_to_all" and plan.tp > 1 and not divides_tokens(architecture, plan):
+        raise ConfigError(
+            f"--expert-exchange all_to_all with --tp {plan.tp} is not modeled for {architecture.model_type}: in vLLM 0.32, all "
+            "devices of a tensor-parallel group have the same tokens at its experts.",
+            "Omit --tp, or use all_gather.",
+        )
     return known
 
 
@@ -102,6 +118,7 @@ def row_json(row: ParallelRow) -> dict[str, Any]:
     return {
         "dtype": deployment.formats.weights,
         "kv_dtype": deployment.formats.kv,
+        **({"mla": str(deployment.formats.mla)} if deployment.architecture.has_latent_attention else {}),
         "batch": row.batch,
         "prompt": row.prompt,
         "context": row.context,
@@ -164,7 +181,7 @@ def _step_json(step: ParallelStep) -> dict[str, Any]:
         "bound": plain(step.bound),
         "mfu": plain(step.mfu(step.seconds)),
         "mfu_full_pipeline": plain(step.mfu(step.interval_s)),
-        "sent_bytes_per_device": max(sum(one.collective.sent_bytes for one in stage.communication) for stage in step.stages),
+        "sent_bytes_per_device": step.sent_bytes,
         "collectives": [_communication_json(one) for one in step.by_collective()],
     }
 

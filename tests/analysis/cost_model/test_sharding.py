@@ -7,6 +7,7 @@ import pytest
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, Moe
 from llm_perf_opt.analysis.cost_model.communication import stage_collectives
 from llm_perf_opt.analysis.cost_model.cost import Formats, step_cost, weight_bytes
+from llm_perf_opt.analysis.cost_model.expert_load import most_choices
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.sharding import Plan, device_stages, held_experts, stage_sizes, tensor_parallel_sizes
 from llm_perf_opt.analysis.cost_model.work import Step
@@ -115,8 +116,82 @@ def test_experts_that_do_not_divide_go_to_the_first_devices() -> None:
     (whole,) = device_stages(architecture, Plan(4))
     experts = {plan: stage.cost(Step(64, 1), FP32) for plan, stage in (("ep", stage), ("tp", whole))}
     flops = {plan: next(part.flops for part in cost.components if part.name == "experts") for plan, cost in experts.items()}
-    assert flops["ep"] == pytest.approx(flops["tp"] * 4 * 2 / 6), "two of six experts instead of a quarter of each"
+    busiest = most_choices(6, 2, 4, 64) / (64 * 2)
+    assert busiest > 2 / 6, "two of six experts, which tokens choose at random"
+    assert flops["ep"] == pytest.approx(flops["tp"] * 4 * busiest), "instead of a quarter of each expert"
     assert moe.params > 0
+
+
+def traffic(architecture: Architecture, plan: Plan, step: Step) -> float:
+    """Return what a device sends in the layers: everything but embedding, logits and stages."""
+    (stage,) = device_stages(architecture, plan)
+    outside = ("embedding", "logits")
+    return sum(one.sent_bytes for one in stage_collectives(stage, step, FP32) if one.purpose not in outside)
+
+
+def test_whole_experts_are_slower_than_divided_ones_for_one_token() -> None:
+    """One device has to read a whole expert of each layer; divided, it reads a quarter of each of the two that are used."""
+    architecture = architecture_of({**QWEN3_MOE, "num_experts": 4, "moe_intermediate_size": 256})
+    whole, divided = (device_stages(architecture, plan)[0].cost(Step(1, 1), FP32) for plan in (Plan(4, 1, 4), Plan(4)))
+    read = {
+        name: next(part.bytes for part in cost.components if part.name == "experts")
+        for name, cost in (("whole", whole), ("divided", divided))
+    }
+    assert read["whole"] == 2 * 3 * 128 * 256 * 4
+    assert read["divided"] == read["whole"] // 2
+    assert whole.flops > divided.flops
+
+
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+QWEN2_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "decoder_sparse_step": 1,
+}  # fmt: skip
+
+
+def test_replicas_of_mixtral_gather_tokens_from_their_counterparts() -> None:
+    """vLLM 0.32: all_gatherv and reduce_scatterv over the data-parallel group, then an all-reduce (`AgRsAll2AllManager`)."""
+    plan, tokens = Plan(4, 1, 8), 16
+    found = calls(architecture_of(MIXTRAL), plan, Step(tokens, 1))
+    everything = tokens * 128 * 4
+    assert found["all_gather", "tokens to experts"] == found["reduce_scatter", "experts output"] == (2, everything)
+    assert found["all_reduce", "experts output"] == found["all_reduce", "attention output"] == (2, everything // 2)
+    (stage,) = device_stages(architecture_of(MIXTRAL), plan)
+    assert {(one.group, one.ranks) for one in stage_collectives(stage, Step(tokens, 1), FP32)} == {("tp", 4), ("dp", 2)}
+    exchanged = traffic(architecture_of(MIXTRAL), plan, Step(tokens, 1)) / 2 - 2 * 3 / 4 * everything / 2
+    assert exchanged == 1.75 * everything
+
+
+def test_replicas_of_deepseek_scatter_the_output_of_the_attention() -> None:
+    """vLLM 0.32 (`DeepseekV2DecoderLayer`): a reduce-scatter and an all-gather instead of an all-reduce and an all-gather."""
+    architecture = architecture_of(DEEPSEEK_V2)
+    found, own = calls(architecture, Plan(2, 1, 4), Step(6, 1)), 4 * 128 * 4  # three tokens, padded to a multiple of two
+    assert found["reduce_scatter", "attention output"] == (2, own)
+    assert found["all_gather", "tokens for the next attention"] == (1, own)
+    assert found["all_gather", "tokens and residual"] == (1, 2 * own)
+    assert found["all_reduce", "attention output"] == (1, 3 * 128 * 4), "the layer without experts"
+    staged = calls(architecture, Plan(2, 2, 4), Step(6, 1), 1)
+    assert ("reduce_scatter", "attention output") not in staged, "not with pipeline stages"
+    assert staged["all_gather", "experts output"] == (1, own)
+
+
+def test_the_shared_expert_is_whole_only_where_tokens_are_divided() -> None:
+    qwen, deepseek = architecture_of(QWEN2_MOE), architecture_of(DEEPSEEK_V2)
+    expert, shared = 3 * 128 * 64, 3 * 128 * 128
+    replicas, alone = Plan(2, 1, 4), Plan(2, 1, 2)
+    for architecture, more in ((qwen, 0), (deepseek, shared // 2)):
+        (here,), (there,) = device_stages(architecture, replicas), device_stages(architecture, alone)
+        assert there.params - here.params == 2 * (2 * expert - more)
+    parts = {
+        name: next(part.flops for part in stage.cost(Step(8, 1), FP32).components if part.name == "shared_experts")
+        for name, (stage,) in (("qwen", device_stages(qwen, replicas)), ("deepseek", device_stages(deepseek, replicas)))
+    }
+    assert parts["deepseek"] == 2 * 2 * 2 * shared, "two of four tokens, in two layers"
+    assert parts["qwen"] == 2 * 4 * 2 * (shared // 2 + 128), "four tokens and half of the expert, and its gate"
 
 
 def test_a_norm_over_all_heads_gathers_queries_and_keys() -> None:

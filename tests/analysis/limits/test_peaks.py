@@ -9,6 +9,7 @@ from llm_perf_opt.analysis.limits.peaks import (
     bandwidth,
     in_fp32,
     limits_of,
+    measured_hardware,
     peak_flops,
     possible_percentage,
 )
@@ -35,6 +36,16 @@ def test_a_missing_peak_keeps_its_reason() -> None:
 
 def test_what_was_never_measured_is_named() -> None:
     assert peak_flops(CEILINGS, "int8") == Missing("the measured peaks of NVIDIA H200 do not include int8 matrix products")
+
+
+def test_measured_hardware_says_what_is_of_the_datasheet() -> None:
+    sheet = hardware_named("h200")
+    found = measured_hardware(sheet, CEILINGS)
+    assert (found.bandwidth_bytes_per_s, found.peaks["bf16"].flops_per_s) == (4.348e12, 796e12)
+    assert "bandwidth" not in found.source
+    unread = measured_hardware(sheet, replace(CEILINGS, rows=ROWS[:1]))
+    assert unread.bandwidth_bytes_per_s == sheet.bandwidth_bytes_per_s
+    assert "bandwidth and memory size of the NVIDIA H200" in unread.source
 
 
 def test_a_format_slower_than_fp32_on_a_cpu_has_the_peak_of_fp32() -> None:

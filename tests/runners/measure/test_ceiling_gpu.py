@@ -220,6 +220,7 @@ def test_two_gpus_are_measured_together_and_busy_ones_left_alone(
     assert "through the host" in peer.how
     assert isinstance(together, Measured)
     assert "over 2 GPUs" in together.how
+    assert (peer.gpus, together.gpus) == (2, 2)
     assert set(reduced) == {2}
     assert found["all_reduce"].weight > 0
     monkeypatch.setattr(ceiling_transfers, "nvml", busy_nvml)

@@ -48,6 +48,19 @@ def test_a_stage_ends_when_the_last_sequence_has_its_token() -> None:
     assert meter.inseparable == ""
 
 
+class Slow(Scripted):
+    """Does something else after the request."""
+
+    def generate(self, prompts: Any, new_tokens: int, marker: StageMarker) -> Generated:
+        return replace(super().generate(prompts, new_tokens, marker), ended_ns=1350)
+
+
+def test_what_follows_a_request_is_not_timed() -> None:
+    assert metered(Slow([1100, 1150, 1200])).iterate().wall_ns == 350
+    with pytest.raises(CaptureError, match="after `generate` returned"):
+        metered(Slow([1100, 1150, 1400])).iterate()
+
+
 @pytest.mark.parametrize("early_ns", [1, 5 * 10**9, 10**12])
 def test_an_engine_that_began_before_it_was_asked_is_refused(early_ns: int) -> None:
     engine = Scripted([1100, 1150, 1200], started_ns=1000)

@@ -4,24 +4,18 @@ The split is that of vLLM 0.32; docs/cost.md says where others differ. Tensor pa
 the vocabulary and, without expert parallelism, every expert; norms, routers, latent down-projections and position tables are on
 every device. Pipeline parallelism (`pp`) gives each stage whole layers. Expert parallelism (`ep`) gives each device whole
 experts; `ep` = `tp` uses the devices of one tensor-parallel group, and a larger `ep` adds replicas of the attention, which share
-the batch.
+the batch. Tokens choose experts at random, so some devices have more to do; a step takes as long as the most loaded device.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, LatentAttention, Layer, Mla, Mlp, Moe
 from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, carriers_of, size_bytes, stage_of
-from llm_perf_opt.analysis.cost_model.work import (
-    ComponentName,
-    Step,
-    Work,
-    expected_experts,
-    layer_work,
-    model_work,
-    tokens_kept,
-)
+from llm_perf_opt.analysis.cost_model.expert_load import most_choices, most_experts
+from llm_perf_opt.analysis.cost_model.work import ComponentName, Step, Work, layer_work, model_work, tokens_kept
 from llm_perf_opt.analysis.stats import whole_number
 from llm_perf_opt.core.errors import ConfigError
 
@@ -29,6 +23,10 @@ VOCABULARY_MULTIPLE = 64
 """vLLM pads the vocabulary to a multiple of this (`DEFAULT_VOCAB_PADDING_SIZE`) before it divides it among the devices."""
 _MOST_DEVICES = 65_536
 """More than any cluster; a typo beyond it would take long to plan."""
+_MOST_NAMED = 10
+"""Sizes that an error names one by one."""
+_KEEPS_TOKENS = frozenset({"mixtral", "qwen2_moe"})
+"""Models that in vLLM 0.32 do not divide the tokens of a replica among its devices before they reach the experts."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,6 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "ep"):
             whole_number(f"--{name}", getattr(self, name), at_least=1)
-        if self.ep > 1 and self.ep % self.tp:
-            fits = ", ".join(str(self.tp * count) for count in (1, 2, 4, 8))
-            raise ConfigError(
-                f"--ep {self.ep} is not a multiple of --tp {self.tp}.",
-                "Experts are divided among all devices that hold a layer: --tp times the replicas of the attention. "
-                f"It fits: {fits}, …",
-            )
         if self.devices > _MOST_DEVICES:
             raise ConfigError(f"--tp, --pp and --ep ask for {self.devices:,} devices.", f"The most is {_MOST_DEVICES:,}.")
 
@@ -74,29 +65,39 @@ class Plan:
 
 def check_plan(architecture: Architecture, plan: Plan) -> None:
     """Raise a ConfigError if the model cannot be split this way; it names sizes that fit."""
+    _check_experts(architecture, plan)
     problem = _tp_problem(architecture, plan)
     if problem:
-        fitting = [str(size) for size in tensor_parallel_sizes(architecture, plan.ep > 1)]
-        raise ConfigError(f"--tp {plan.tp} does not fit {architecture.model_type}: {problem}.", f"It fits: {', '.join(fitting)}.")
+        fitting = [str(size) for size in tensor_parallel_sizes(architecture, plan.ep)]
+        given = f" with --ep {plan.ep}" if plan.ep > 1 else ""
+        remedy = f"It fits{given}: {', '.join(fitting)}."
+        raise ConfigError(f"--tp {plan.tp} does not fit {architecture.model_type}: {problem}.", remedy)
     layers = len(architecture.layers)
     if plan.pp > layers:
         raise ConfigError(f"--pp {plan.pp} needs at least {plan.pp} layers; the model has {layers}.", f"It fits: 1 to {layers}.")
-    if plan.ep > 1:
-        sparse = (layer.feed_forward for layer in architecture.layer_counts if isinstance(layer.feed_forward, Moe))
-        fewest = min((moe.experts for moe in sparse), default=0)
-        if not fewest:
-            raise ConfigError(f"--ep {plan.ep} has no effect: {architecture.model_type} has no experts.", "Omit it.")
-        if plan.ep > fewest:
-            raise ConfigError(
-                f"--ep {plan.ep} is more than the {fewest} experts of a layer.", f"It fits: multiples of --tp up to {fewest}."
-            )
 
 
-def tensor_parallel_sizes(architecture: Architecture, whole_experts: bool = False) -> list[int]:
+def _check_experts(architecture: Architecture, plan: Plan) -> None:
+    if plan.ep == 1:
+        return
+    sparse = (layer.feed_forward for layer in architecture.layer_counts if isinstance(layer.feed_forward, Moe))
+    fewest = min((moe.experts for moe in sparse), default=0)
+    if not fewest:
+        raise ConfigError(f"--ep {plan.ep} has no effect: {architecture.model_type} has no experts.", "Omit it.")
+    if plan.ep <= fewest and plan.ep % plan.tp == 0:
+        return
+    why = f"is not a multiple of --tp {plan.tp}" if plan.ep % plan.tp else f"is more than the {fewest} experts of a layer"
+    sizes = [size for size in range(plan.tp, fewest + 1, plan.tp) if size > 1]
+    few = ", ".join(map(str, sizes)) if len(sizes) <= _MOST_NAMED else f"multiples of {plan.tp} up to {sizes[-1]}"
+    remedy = f"With --tp {plan.tp}, it fits: {few}." if sizes else f"Give a --tp up to {fewest}, or omit --ep."
+    raise ConfigError(f"--ep {plan.ep} {why}.", remedy)
+
+
+def tensor_parallel_sizes(architecture: Architecture, ep: int = 1) -> list[int]:
     """Return every size of tensor parallelism that divides the model, up to one device per attention head."""
     most = min(layer.attention.heads for layer in architecture.layer_counts)
-    sizes = range(1, most + 1)
-    return [size for size in sizes if not _tp_problem(architecture, Plan(size, ep=size if whole_experts else 1))]
+    sizes = [size for size in range(1, most + 1) if ep == 1 or ep % size == 0]
+    return [size for size in sizes if not _tp_problem(architecture, Plan(size, ep=ep))]
 
 
 def _tp_problem(architecture: Architecture, plan: Plan) -> str:
@@ -111,7 +112,7 @@ def _tp_problem(architecture: Architecture, plan: Plan) -> str:
         kv = layer.attention.kv_heads if isinstance(layer.attention, GroupedAttention) else tp
         if max(kv, tp) % min(kv, tp):
             return f"the {kv} key/value heads can neither be divided among the devices nor copied equally often"
-        for size, what in _widths(layer.feed_forward, plan):
+        for size, what in _widths(layer.feed_forward, plan, divides_tokens(architecture, plan)):
             if size % tp:
                 return f"it does not divide the {size:,} columns of {what}"
     if padded_vocabulary(architecture, plan) % tp:
@@ -119,14 +120,19 @@ def _tp_problem(architecture: Architecture, plan: Plan) -> str:
     return ""
 
 
-def _widths(feed_forward: Mlp | Moe, plan: Plan) -> Iterator[tuple[int, str]]:
+def _widths(feed_forward: Mlp | Moe, plan: Plan, tokens_divided: bool) -> Iterator[tuple[int, str]]:
     if isinstance(feed_forward, Mlp):
         yield feed_forward.intermediate, "an MLP"
         return
     if plan.ep == 1:
         yield feed_forward.expert.intermediate, "an expert"
-    if feed_forward.shared and plan.replicas == 1:
+    if feed_forward.shared and not tokens_divided:
         yield feed_forward.shared.intermediate, "the shared expert"
+
+
+def divides_tokens(architecture: Architecture, plan: Plan) -> bool:
+    """Return whether the devices of a tensor-parallel group divide their tokens at the experts, instead of all having them."""
+    return plan.replicas > 1 and plan.tp > 1 and architecture.model_type not in _KEEPS_TOKENS
 
 
 def padded_vocabulary(architecture: Architecture, plan: Plan) -> int:
@@ -150,11 +156,10 @@ def stage_sizes(layers: int, stages: int) -> list[int]:
 # --- one layer on one device -----------------------------------------------------------------------------------------
 
 
-def local_layer(layer: Layer, plan: Plan) -> Layer:
+def local_layer(layer: Layer, plan: Plan, tokens_divided: bool) -> Layer:
     """Return the part of a layer that tensor parallelism leaves to a device; experts stay whole with expert parallelism."""
-    return replace(
-        layer, attention=_local_attention(layer.attention, plan.tp), feed_forward=_local_feed_forward(layer.feed_forward, plan)
-    )
+    feed_forward = _local_feed_forward(layer.feed_forward, plan, tokens_divided)
+    return replace(layer, attention=_local_attention(layer.attention, plan.tp), feed_forward=feed_forward)
 
 
 def _local_attention(attention: GroupedAttention | LatentAttention, tp: int) -> GroupedAttention | LatentAttention:
@@ -169,13 +174,12 @@ def _local_attention(attention: GroupedAttention | LatentAttention, tp: int) -> 
     return replace(attention, heads=heads, kv_heads=kv_heads, bias_params=bias)
 
 
-def _local_feed_forward(feed_forward: Mlp | Moe, plan: Plan) -> Mlp | Moe:
+def _local_feed_forward(feed_forward: Mlp | Moe, plan: Plan, tokens_divided: bool) -> Mlp | Moe:
     if isinstance(feed_forward, Mlp):
         return _local_mlp(feed_forward, plan.tp)
     expert = feed_forward.expert if plan.ep > 1 else _local_mlp(feed_forward.expert, plan.tp)
-    # With replicas, each device computes the shared expert of its own tokens, so it holds all of it.
     shared = feed_forward.shared
-    if shared and plan.replicas == 1:
+    if shared and not tokens_divided:  # a device with tokens of its own holds all of the shared expert
         shared = _local_mlp(shared, plan.tp)
     return replace(feed_forward, expert=expert, shared=shared)
 
@@ -216,12 +220,14 @@ class DeviceStage:
         return self.index == self.plan.pp - 1
 
     @cached_property
-    def counts(self) -> dict[Layer, int]:
+    def counts(self) -> Mapping[Layer, int]:
         """The number of layers of each distinct kind."""
-        found: dict[Layer, int] = {}
-        for layer in self.layers:
-            found[layer] = found.get(layer, 0) + 1
-        return found
+        return replace(self.architecture, layers=self.layers).layer_counts
+
+    @property
+    def tokens_divided(self) -> bool:
+        """Whether the device has only part of its group's tokens at the experts."""
+        return divides_tokens(self.architecture, self.plan)
 
     @cached_property
     def local(self) -> Architecture:
@@ -242,8 +248,11 @@ class DeviceStage:
             total -= local.vocabulary * local.embedding_dim if local.tied_embeddings and self.first else 0
         return total
 
+    def _part(self, layer: Layer) -> Layer:
+        return local_layer(layer, self.plan, self.tokens_divided)
+
     def _layer_params(self, layer: Layer) -> int:
-        local = local_layer(layer, self.plan)
+        local = self._part(layer)
         idle = 0
         if isinstance(local.feed_forward, Moe):
             idle = (local.feed_forward.experts - held_experts(local.feed_forward, self.plan)) * local.feed_forward.expert.params
@@ -256,7 +265,7 @@ class DeviceStage:
     def kv_cache_bytes(self, batch: int, tokens: int, formats: Formats) -> int:
         """Return the bytes of the device's cache for a batch of sequences of this length."""
         elements = sum(
-            count * local_layer(layer, self.plan).attention.kv_elements(formats.mla) * tokens_kept(tokens, layer.window)
+            count * self._part(layer).attention.kv_elements(formats.mla) * tokens_kept(tokens, layer.window)
             for layer, count in self.counts.items()
         )
         return size_bytes(self.plan.share(batch) * elements, formats.kv)
@@ -273,7 +282,7 @@ class DeviceStage:
         return stage_of(totals, formats, carriers_of(self.architecture, formats))
 
     def _layer_work(self, layer: Layer, own: Step, all_tokens: int, mla: Mla) -> Iterator[tuple[ComponentName, Work]]:
-        local = local_layer(layer, self.plan)
+        local = self._part(layer)
         moe = local.feed_forward
         if isinstance(moe, Mlp) or self.plan.ep == 1:
             yield from layer_work(local, own, mla)
@@ -283,14 +292,12 @@ class DeviceStage:
         yield from self._expert_work(moe, own.tokens, all_tokens)
 
     def _expert_work(self, moe: Moe, own_tokens: int, all_tokens: int) -> Iterator[tuple[ComponentName, Work]]:
-        """Yield the work of whole experts, to which the tokens of all replicas come equally often."""
-        held = held_experts(moe, self.plan)
-        # With replicas, the devices of a tensor-parallel group divide their tokens among themselves.
-        tokens = own_tokens if self.plan.replicas == 1 else -(-own_tokens // self.plan.tp)
+        """Yield the work of whole experts on the device that has most of it; the tokens of all replicas choose them."""
+        tokens = -(-own_tokens // self.plan.tp) if self.tokens_divided else own_tokens
         yield "router", Work(2 * tokens * moe.router_matrix_params, weights=moe.router_params)
-        flops = 2 * all_tokens * moe.active * moe.expert.matrix_params * held
-        used = expected_experts(moe.experts, moe.active, all_tokens) * held / moe.experts
-        yield "experts", Work(-(-flops // moe.experts), weights=used * moe.expert.params)
+        choice = (moe.experts, moe.active, self.plan.ep, all_tokens)
+        flops = math.ceil(2 * most_choices(*choice) * moe.expert.matrix_params)
+        yield "experts", Work(flops, weights=most_experts(*choice) * moe.expert.params)
         if moe.shared_params:
             yield "shared_experts", Work(2 * tokens * moe.shared_matrix_params, weights=moe.shared_params)
 

@@ -44,7 +44,8 @@ def shared_words(devices: int) -> str:
 RATES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 """Formats that can have a peak."""
 
-_HOW_TO_GIVE = "Pass hardware.peak_tflops= (dense) and hardware.bandwidth_gbs= from its datasheet."
+HOW_TO_GIVE = "Pass hardware.peak_tflops= (dense) and hardware.bandwidth_gbs= from its datasheet."
+"""What to do in a run."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Hardware:
         found = self.peaks.get(dtype)
         if found is None:
             given = ", ".join(self.peaks)
-            return Missing(f"no {dtype} peak for {self.name} in {self.source} (given: {given}). {_HOW_TO_GIVE}")
+            return Missing(f"no {dtype} peak for {self.name} in {self.source} (given: {given})")
         return found
 
     def ridge_flops_per_byte(self, dtype: str) -> Maybe[float]:
@@ -97,7 +98,7 @@ def hardware_of_device(name: str) -> Maybe[Hardware]:
     """Return the product whose full NVML name this is: a MIG slice or a laptop GPU is a different product."""
     found = _BY_DEVICE_NAME.get(_plain(name))
     if found is None:
-        return Missing(f"no datasheet peak for '{name}': it is not in the hardware table. {_HOW_TO_GIVE}")
+        return Missing(f"no datasheet peak for '{name}': it is not in the hardware table. {HOW_TO_GIVE}")
     return found
 
 

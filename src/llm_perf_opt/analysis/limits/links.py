@@ -5,7 +5,7 @@ Rates are per GPU and direction. Datasheets give NVLink and PCIe as the sum of b
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from llm_perf_opt.analysis.cost_model.communication import Collective, GroupName
@@ -49,7 +49,7 @@ _GA102 = "NVIDIA Ampere GA102 whitepaper"
 
 LINKS: Mapping[str, tuple[Link, ...]] = MappingProxyType(
     {
-        "b200": (_nvlink(1800, "NVIDIA HGX B200 datasheet"), _pcie(5, "NVIDIA HGX B200 datasheet")),
+        "b200": (_nvlink(1800, "NVIDIA HGX B200 datasheet"), _pcie(5, "PCIe 5.0 specification, as the processors of DGX B200 have it")),
         "gb200": (_nvlink(1800, "NVIDIA GB200 NVL72 datasheet", 72),),
         "h200": (_nvlink(900, "NVIDIA H200 datasheet (SXM)"), _pcie(5, "NVIDIA H200 datasheet (SXM)")),
         "h200_nvl": (_nvlink(900, "NVIDIA H200 datasheet (NVL, bridge)", 4), _pcie(5, "NVIDIA H200 datasheet (NVL)")),
@@ -163,9 +163,8 @@ def fabric_of(
 ) -> Fabric:
     """Return the links of a product, or those that the user names, measured or gives in GB/s per GPU and direction."""
     known = LINKS.get(hardware.key, ())
-    links = known if measured is None else (measured,)
-    if link is not None:
-        links = (_chosen("--link", link, {one.key: one for one in known}),)
+    first = measured if link is None else _chosen("--link", link, {one.key: one for one in known})
+    links = known if first is None else _before(first, known)
     if not links:
         raise ConfigError(f"No link between several {hardware.name} is known.", "Give --link in GB/s per GPU and direction.")
     if node_gpus is not None:
@@ -176,13 +175,24 @@ def fabric_of(
     return Fabric(links, chosen, node_gpus or max(NODE_GPUS, *(one.gpus for one in links)), latency_us * 1e-6)
 
 
+def _before(link: Link, known: Sequence[Link]) -> tuple[Link, ...]:
+    """Return a link and, behind it, the product's slower ones that connect more GPUs.
+
+    A given or measured rate is taken as that of the slowest of the product's links that can reach it.
+    """
+    if link not in known and known:
+        carrier = next((one for one in reversed(known) if one.bytes_per_s >= link.bytes_per_s), known[0])
+        link = replace(link, gpus=max(link.gpus, carrier.gpus))
+    return (link, *(one for one in known if one.gpus > link.gpus and one.bytes_per_s < link.bytes_per_s))
+
+
 def measured_link(ceilings: Ceilings) -> Link | None:
     """Return the measured bandwidth between GPUs: the bus bandwidth of an all-reduce, or that of a copy; None without one."""
     for key, what in (("all_reduce", "all-reduce"), ("peer_copy", "copy to another GPU")):
         row = ceilings.row(key)
         if row is not None and not isinstance(row.value, Missing):
             source = f"measured {what} on {ceilings.device_name}, {ceilings.taken}: {row.how}"
-            return Link("measured", f"measured {what}", row.value.median, source)
+            return Link("measured", f"measured {what}", row.value.median, source, row.gpus)
     return None
 
 
@@ -198,27 +208,36 @@ def _chosen(option: str, word: str, known: Mapping[str, Link]) -> Link:
             f"{option} {word} is not known.{nearest(word.lower(), known)}",
             f"Known: {choices}; or a number of GB/s per GPU and direction.",
         ) from None
-    return Link("given", f"{gbs:g} GB/s", positive_number(option, gbs) * 1e9, f"given with {option}")
+    return Link("given", f"{gbs:g} GB/s", positive_number(option, gbs) * 1e9, f"given with {option}", gpus=1)
 
 
 def group_link(fabric: Fabric, plan: Plan, group: GroupName, stage: int) -> GroupLink:
-    """Return how the devices of a group communicate; of all groups of this kind in a pipeline stage, the one on most nodes.
+    """Return how the devices of a group communicate; of all groups of this kind in a pipeline stage, the slowest one.
+
+    That is the one on most nodes, then with the fewest devices in one of them, then with the slowest link inside.
 
     Devices are numbered as in the engine that `sharding` follows: those of a tensor-parallel group follow each other, then come
     the stages, then the replicas.
     """
-    groups = [_members(plan, group, stage, index) for index in range(1 if group == "ep" else plan.replicas)]
-    if group == "pp":  # each device sends to its counterpart in the next stage
-        groups = [(rank, rank + plan.tp) for members in groups for rank in members]
-    nodes = max((_by_node(members, fabric.node_gpus) for members in groups), key=lambda found: (len(found), -_fewest(found)))
-    inside = min((fabric.within(members) for members in nodes), key=lambda link: link.bytes_per_s)
+    found = [_by_node(members, fabric.node_gpus) for members in _groups(plan, group, stage)]
+    nodes = max(found, key=lambda nodes: (len(nodes), -_fewest(nodes), -_slowest(fabric, nodes).bytes_per_s))
+    inside = _slowest(fabric, nodes)
     ranks = sum(len(members) for members in nodes)
     return GroupLink(group, ranks, len(nodes), inside, fabric.network, _fewest(nodes), fabric.latency_s)
 
 
-def _members(plan: Plan, group: GroupName, stage: int, replica: int) -> tuple[int, ...]:
-    replicas = range(plan.replicas) if group == "ep" else (replica,)
-    return tuple((each * plan.pp + stage) * plan.tp + rank for each in replicas for rank in range(plan.tp))
+def _groups(plan: Plan, group: GroupName, stage: int) -> list[tuple[int, ...]]:
+    """Return the devices of every group of this kind in a pipeline stage."""
+    replicas = [
+        tuple((replica * plan.pp + stage) * plan.tp + rank for rank in range(plan.tp)) for replica in range(plan.replicas)
+    ]
+    if group == "tp":
+        return replicas
+    if group == "dp":
+        return list(zip(*replicas, strict=True))
+    everyone = tuple(rank for members in replicas for rank in members)
+    # In a pipeline, each device sends to its counterpart in the next stage.
+    return [everyone] if group == "ep" else [(rank, rank + plan.tp) for rank in everyone]
 
 
 def _by_node(members: Sequence[int], node_gpus: int) -> list[list[int]]:
@@ -226,6 +245,10 @@ def _by_node(members: Sequence[int], node_gpus: int) -> list[list[int]]:
     for rank in members:
         nodes.setdefault(rank // node_gpus, []).append(rank)
     return list(nodes.values())
+
+
+def _slowest(fabric: Fabric, nodes: Sequence[Sequence[int]]) -> Link:
+    return min((fabric.within(members) for members in nodes), key=lambda link: link.bytes_per_s)
 
 
 def _fewest(nodes: Sequence[Sequence[int]]) -> int:

@@ -1,7 +1,7 @@
 """The roofline time and the memory of a model on several devices, and what fits on them.
 
 The time of a step is the sum over the pipeline stages of the roofline time of their most loaded device and of the time of
-their communication. Nothing overlaps, and one batch is in the pipeline. Communication has no latency.
+their communication. Nothing overlaps, and one batch is in the pipeline. Communication has no latency unless it is given.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -58,6 +58,11 @@ class StageTime:
         return sum(one.seconds for one in self.communication)
 
     @property
+    def sent_bytes(self) -> float:
+        """What the device sends."""
+        return sum(one.collective.sent_bytes for one in self.communication)
+
+    @property
     def seconds(self) -> Maybe[float]:
         """Roofline time and communication, one after the other."""
         return self.roofline if isinstance(self.roofline, Missing) else self.roofline.seconds + self.communication_s
@@ -93,6 +98,11 @@ class ParallelStep:
     def seconds(self) -> Maybe[float]:
         """Time of the step, one batch in the pipeline."""
         return _sum(stage.seconds for stage in self.stages)
+
+    @property
+    def sent_bytes(self) -> float:
+        """What the device that sends most sends."""
+        return max(stage.sent_bytes for stage in self.stages)
 
     @property
     def interval_s(self) -> Maybe[float]:
@@ -177,7 +187,7 @@ class Deployment:
         """How the groups of each pipeline stage communicate; `pp` is the way to the next stage."""
         found: dict[tuple[GroupName, int], GroupLink] = {}
         for stage in range(self.plan.pp):
-            names: tuple[GroupName, ...] = ("tp", "ep", "pp") if stage + 1 < self.plan.pp else ("tp", "ep")
+            names: tuple[GroupName, ...] = ("tp", "ep", "dp", "pp") if stage + 1 < self.plan.pp else ("tp", "ep", "dp")
             found |= {(name, stage): group_link(self.fabric, self.plan, name, stage) for name in names}
         return MappingProxyType(found)
 
@@ -273,7 +283,7 @@ class ParallelRow:
     @property
     def tokens(self) -> int:
         """Tokens per sequence in the cache after prefill and the decode step."""
-        return max(self.prompt, self.context + 1)
+        return _held(self.prompt, self.context)
 
     @property
     def decode_tokens_per_s(self) -> Maybe[float]:
@@ -284,7 +294,7 @@ class ParallelRow:
 
 def parallel_row(deployment: Deployment, batch: int, prompt: int, context: int) -> ParallelRow:
     """Return prefill, a decode step and the memory for these sizes, and what would fit."""
-    held = max(prompt, context + 1)
+    held = _held(prompt, context)
     return ParallelRow(
         deployment=deployment,
         batch=batch,
@@ -297,6 +307,11 @@ def parallel_row(deployment: Deployment, batch: int, prompt: int, context: int) 
         largest_context=deployment.largest_context(batch),
         smallest=deployment.smallest(batch, held),
     )
+
+
+def _held(prompt: int, context: int) -> int:
+    """Return the tokens per sequence in the cache after prefill and the decode step."""
+    return max(prompt, context + 1)
 
 
 def _sum(values: Iterable[Maybe[float]]) -> Maybe[float]:

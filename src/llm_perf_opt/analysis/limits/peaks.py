@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.cost_model.cost import StageCost
-from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.hardware import HOW_TO_GIVE, Hardware
 from llm_perf_opt.analysis.limits.roofline import RooflineTime, compute_only_time, roofline_time
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
@@ -40,17 +40,21 @@ def bandwidth(ceilings: Ceilings, level: int | None = None) -> Maybe[float]:
 
 
 def measured_hardware(hardware: Hardware, ceilings: Ceilings) -> Hardware:
-    """Return the product with measured peaks; a format that was not measured has none, and memory keeps its size."""
+    """Return the product with measured peaks; a format that was not measured has none, and memory keeps its size.
+
+    The bandwidth stays that of the datasheet if it was not measured.
+    """
     rates = {dtype: peak_flops(ceilings, dtype) for dtype in hardware.peaks}
     found = {
         dtype: replace(hardware.peaks[dtype], flops_per_s=rate) for dtype, rate in rates.items() if not isinstance(rate, Missing)
     }
     moved = bandwidth(ceilings)
+    kept = "bandwidth and memory size" if isinstance(moved, Missing) else "memory size"
     return replace(
         hardware,
         peaks=found,
         bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s if isinstance(moved, Missing) else moved,
-        source=f"measured {ceilings.taken}, memory size of the {hardware.source.split(',')[0]}",
+        source=f"measured {ceilings.taken}, {kept} of the {hardware.source.split(',')[0]}",
     )
 
 
@@ -166,7 +170,7 @@ def _datasheet_peaks(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | 
     if isinstance(hardware, Missing):
         return Peaks("datasheet", hardware.why, hardware, hardware)
     peak = hardware.peak(dtype)
-    flops: Maybe[float] = peak if isinstance(peak, Missing) else peak.flops_per_s
+    flops: Maybe[float] = Missing(f"{peak.why}. {HOW_TO_GIVE}") if isinstance(peak, Missing) else peak.flops_per_s
     sums = f", {dtype} summed in {peak.accumulate}" if not isinstance(peak, Missing) and hardware.nvml_names else ""
     return Peaks("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
 

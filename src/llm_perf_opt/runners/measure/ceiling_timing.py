@@ -34,6 +34,8 @@ class Measured:
     value: Distribution
     how: str
     conditions: str = ""
+    gpus: int = 1
+    """GPUs that took part."""
 
 
 @dataclass(frozen=True)

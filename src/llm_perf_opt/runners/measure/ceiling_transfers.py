@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.telemetry import NEIGHBOR_GPU_PCT
@@ -102,7 +103,8 @@ def _peer_rate(stopwatch: Stopwatch, device: "torch.device", other: int, seconds
     direct = torch.cuda.can_device_access_peer(device, other)
     way = "directly" if direct else "through the host: the GPUs have no peer access"
     words = f"copy of {_CHUNK_BYTES / 2**20:.0f} MiB to GPU {other}, {way}, {_CHUNKS} buffers in turn"
-    return best_rate(stopwatch, [Trial(words, _CHUNK_BYTES, lambda number: _copy(here, there, number, True))], seconds)
+    trial = Trial(words, _CHUNK_BYTES, lambda number: _copy(here, there, number, True))
+    return replace(best_rate(stopwatch, [trial], seconds), gpus=2)
 
 
 def _all_reduce_rate(stopwatch: Stopwatch, device: "torch.device", others: list[int], seconds: float) -> Maybe[Measured]:
@@ -115,4 +117,5 @@ def _all_reduce_rate(stopwatch: Stopwatch, device: "torch.device", others: list[
         return Missing("this torch has no NCCL")
     sent = 2 * (len(places) - 1) / len(places) * tensors[0].nbytes
     words = f"all-reduce of {_CHUNK_BYTES / 2**20:.0f} MiB bf16 over {len(places)} GPUs, NCCL, one process"
-    return best_rate(stopwatch, [Trial(words, sent, lambda _: torch.cuda.nccl.all_reduce(tensors))], seconds)
+    trial = Trial(words, sent, lambda _: torch.cuda.nccl.all_reduce(tensors))
+    return replace(best_rate(stopwatch, [trial], seconds), gpus=len(places))

@@ -215,6 +215,7 @@ def _row(quantity: Quantity, measured: Maybe[Measured]) -> CeilingRow:
         instructions=quantity.instructions,
         native=quantity.native,
         work=quantity.work,
+        gpus=1 if isinstance(measured, Missing) else measured.gpus,
     )
 
 

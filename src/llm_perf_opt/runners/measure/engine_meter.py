@@ -27,6 +27,8 @@ class Generated:
     """Per sequence: its new tokens, as many as arrival times."""
     held_back: bool = False
     """Whether a decode step is known to have skipped a sequence. Arrival times show this too, except at the last token."""
+    ended_ns: int | None = None
+    """Monotonic clock, if `generate` did something else after the request; None: the request ended when `generate` returned."""
 
 
 class Generates(Protocol):
@@ -76,7 +78,8 @@ class EngineMeter(RequestMeter):
         """Run one batch, from submission to the last token of the last sequence."""
         called = self._clock()
         generated = self._engine.generate(self._prompts, self._new_tokens, self._marker)
-        ended = self._clock()
+        returned = self._clock()
+        ended = returned if generated.ended_ns is None else min(generated.ended_ns, returned)
         self._check(generated, called, ended)
         self._tokens = [list(sequence) for sequence in generated.tokens]
         self._requests += 1
