@@ -44,7 +44,7 @@ def test_measure_then_find_again(cache: Path) -> None:
     assert 0 <= shown["age_s"] < 120
     rows = {row["key"]: row for row in shown["ceilings"]["rows"]}
     assert set(rows["gemm_fp32"]) == {
-        "key", "label", "unit", "value", "how", "conditions", "instructions", "native", "work",
+        "key", "label", "unit", "value", "how", "conditions", "instructions", "native", "work", "gpus",
     }  # fmt: skip
     assert rows["gemm_fp32"]["value"]["median"] > 0
     assert rows["sync"]["value"] == {"why": "the run is on the CPU"}

@@ -119,9 +119,13 @@ def test_a_damaged_header_is_an_error(tmp_path: Path, content: bytes) -> None:
         tensor_types(tmp_path / "a.gguf")
 
 
+class Known(enum.IntEnum):
+    Q4_K = 12
+
+
 def test_a_type_that_the_package_does_not_know_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = enum.IntEnum("GGMLQuantizationType", {"Q4_K": 12})
-    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGMLQuantizationType=known, GGML_QUANT_SIZES={known(12): (256, 144)}))
+    sizes = {Known.Q4_K: (256, 144)}
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGMLQuantizationType=Known, GGML_QUANT_SIZES=sizes))
     (tmp_path / "a.gguf").write_bytes(HEADER)
     assert stored_types([tmp_path / "a.gguf"]) == {"Q4_K": 144}
     unknown = HEADER.replace(struct.pack("<I2QI", 2, 64, 4, 12), struct.pack("<I2QI", 2, 64, 4, 999))

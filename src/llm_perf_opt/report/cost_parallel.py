@@ -20,8 +20,8 @@ from llm_perf_opt.report.text import (
 
 _ABOUT_TIME = (
     "FLOPs/GPU and bytes/GPU are those of the most loaded GPU, sent/GPU is the most that any GPU sends. No GPU is faster than "
-    "its roofline time. Communication is added to it: nothing overlaps. MFU compares the model's FLOPs with the peaks of all GPUs "
-    "in that time. A run that overlaps communication with computation can be faster than the sum."
+    "its roofline time. Communication is added to it: nothing overlaps. MFU compares the model's FLOPs with the peaks of all "
+    "GPUs in that time. A run that overlaps communication with computation can be faster than the sum."
 )
 _ABOUT_STAGES = (
     "With pipeline stages, FLOPs and bytes are those of the slowest stage. The times of all stages are added: one batch is in "

@@ -217,7 +217,8 @@ class _Tensors:
         self._files: dict[str, Any] = {}
         for path in _weight_files(source):
             file = opened.enter_context(safe_open(path, framework="pt"))
-            self._files |= {name: file for name in file.keys() if not name.endswith(_COMPUTED)}
+            self._files |= dict.fromkeys(file.keys(), file)
+        self._files = {name: file for name, file in self._files.items() if not name.endswith(_COMPUTED)}
         if config.tie_word_embeddings:
             self._files.pop(_HEAD, None)
         self._factors = _rope_factors(config)

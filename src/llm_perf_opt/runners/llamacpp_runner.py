@@ -1,7 +1,7 @@
 """The llama.cpp runtime on a CPU, through xllamacpp: whole requests to its server, which runs in this process.
 
-Requests are made by a function call, not over the network. The server also opens a port on 127.0.0.1, which only answers to a
-random key.
+Requests are made by a function call, not over the network. The server also opens a port on 127.0.0.1. Without a random key, it
+says there only that it runs (`/health`).
 """
 
 import json

@@ -102,8 +102,8 @@ def _exchange(request: ParallelRequest, architecture: Architecture, plan: Plan) 
         )
     if known == "all_to_all" and plan.tp > 1 and not divides_tokens(architecture, plan):
         raise ConfigError(
-            f"--expert-exchange all_to_all with --tp {plan.tp} is not modeled for {architecture.model_type}: in vLLM 0.32, all "
-            "devices of a tensor-parallel group have the same tokens at its experts.",
+            f"--expert-exchange all_to_all with --tp {plan.tp} is not modeled for {architecture.model_type}: at its "
+            "experts, all devices of a tensor-parallel group have the same tokens.",
             "Omit --tp, or use all_gather.",
         )
     return known

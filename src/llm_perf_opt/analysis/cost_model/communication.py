@@ -1,6 +1,6 @@
 """What the devices of a plan send to each other in one step.
 
-The collectives are those of vLLM 0.32, whose split `sharding` follows, with rings: of a tensor of S bytes over N devices, each
+The collectives are those of the engine whose split `sharding` follows, with rings: of a tensor of S bytes over N devices, each
 device sends 2(N-1)/N × S in an all-reduce and (N-1)/N × S in an all-gather or a reduce-scatter.
 
 With replicas, models differ in how tokens reach the experts. In DeepSeek without pipeline stages, the output of the attention

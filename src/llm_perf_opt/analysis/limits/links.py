@@ -49,7 +49,10 @@ _GA102 = "NVIDIA Ampere GA102 whitepaper"
 
 LINKS: Mapping[str, tuple[Link, ...]] = MappingProxyType(
     {
-        "b200": (_nvlink(1800, "NVIDIA HGX B200 datasheet"), _pcie(5, "PCIe 5.0 specification, as the processors of DGX B200 have it")),
+        "b200": (
+            _nvlink(1800, "NVIDIA HGX B200 datasheet"),
+            _pcie(5, "PCIe 5.0 specification, as the processors of DGX B200 have it"),
+        ),
         "gb200": (_nvlink(1800, "NVIDIA GB200 NVL72 datasheet", 72),),
         "h200": (_nvlink(900, "NVIDIA H200 datasheet (SXM)"), _pcie(5, "NVIDIA H200 datasheet (SXM)")),
         "h200_nvl": (_nvlink(900, "NVIDIA H200 datasheet (NVL, bridge)", 4), _pcie(5, "NVIDIA H200 datasheet (NVL)")),
