@@ -284,7 +284,7 @@ def test_what_does_not_fit_says_so_and_the_smallest_plan_is_named() -> None:
         (["model=llama3_8b", "--ep", "2"], "has no experts", "Omit it"),
         (["model=mixtral_8x7b", "--tp", "4", "--ep", "6"], "not a multiple of --tp 4", "it fits: 4, 8."),
         (["model=mixtral_8x7b", "--ep", "16"], "8 experts", "2, 3, 4, 5, 6, 7, 8."),
-        (["model=mixtral_8x7b", "--tp", "16", "--ep", "32"], "8 experts", "--tp up to 8"),
+        (["model=mixtral_8x7b", "--tp", "16", "--ep", "32"], "8 experts", "Give a --tp up to 8, or omit --ep"),
         (["model=qwen3_30b_a3b", "--tp", "2", "--ep", "5"], "not a multiple of --tp 2", "multiples of 2 up to 128"),
         (["model=qwen3_30b_a3b", "--tp", "3", "--ep", "6"], "32 attention heads", "with --ep 6: 1, 2."),
         (["model=mixtral_8x7b", "--tp", "2", "--ep", "8", "--expert-exchange", "all_to_all"], "not modeled", "all_gather"),
