@@ -154,11 +154,40 @@ def test_the_note_states_what_was_taken_off() -> None:
     assert "adds 5.000 µs" in note
 
 
-def test_changes_that_shorten_a_stage_lengthen_its_host_time() -> None:
-    """The trace lacks 1,000 of host time: 2000, 600, 1,800 and 300 of 4,700."""
-    changed = stage_budget(replace(FACTS, changed_ns=-1000))
-    assert (changed.ns(BudgetKey.HOST), changed.ns(BudgetKey.LAUNCH)) == (268, 298)
+def test_what_changes_shorten_is_a_row_of_its_own_and_only_the_rest_is_divided() -> None:
+    """Of the 700 of idle time 300 are not in the trace. 2000, 600, 800 and 300 of 3,700 divide 400."""
+    changed = stage_budget(replace(FACTS, changed_ns=-300))
+    assert changed.ns(BudgetKey.UNCHANGED) == 300, "an unprofiled difference is not scaled by the profiler's weights"
+    idle = (BudgetKey.LAUNCH, BudgetKey.SYNC, BudgetKey.HOST, BudgetKey.EXPOSED)
+    assert [changed.ns(key) for key in idle] == [216, 65, 87, 20 + 32]
     assert sum(row.ns for row in changed.rows) == 1000
+    assert any("300 ns" in note and "users run it" in note for note in changed.notes)
+    assert "400 ns" in changed.notes[-1], "only the rest is divided in the proportions of the trace"
+
+
+def test_changes_that_shorten_a_stage_by_more_than_its_idle_time_leave_nothing_to_divide() -> None:
+    changed = stage_budget(replace(FACTS, changed_ns=-1000))
+    assert (changed.ns(BudgetKey.UNCHANGED), changed.ns(BudgetKey.LAUNCH), changed.ns(BudgetKey.HOST)) == (700, 0, 0)
+    assert sum(row.ns for row in changed.rows) == 1000
+    assert not any("proportions" in note for note in changed.notes)
+    assert any("1.000 µs" in note for note in changed.notes)
+
+
+def test_idle_time_beyond_that_of_the_trace_is_noted() -> None:
+    """The 350 that the trace does not explain have a note, and only the other 350 are divided."""
+    notes = stage_budget(replace(FACTS, changed_ns=3350)).notes
+    assert sum("350 ns" in note for note in notes) == 2
+    assert "no known cause" in notes[-2]
+    assert "The other 350 ns" in notes[-1]
+    nothing = stage_budget(replace(FACTS, changed_ns=10**6, idle={})).notes
+    assert not any("proportions" in note for note in nothing)
+
+
+def test_changes_without_a_spread_may_be_noise() -> None:
+    for changed in (300, -300):
+        known, unknown = (stage_budget(replace(FACTS, changed_ns=changed, changed_spread=spread)) for spread in (True, False))
+        assert known.rows == unknown.rows
+        assert [any("noise" in note for note in budget.notes) for budget in (known, unknown)] == [False, True]
 
 
 @given(wall=BIG, busy=BIG, changed=st.integers(-(10**13), 10**13), idle=st.lists(BIG, min_size=8, max_size=8), label=BIG)

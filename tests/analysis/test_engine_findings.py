@@ -277,6 +277,32 @@ def test_speculation_pays_for_what_it_turns_off() -> None:
     assert found("one_token_per_step", replace(plain, facts=replace(plain.facts, overheads=slower))) is None, "nothing is saved"
 
 
+def test_speculation_of_an_older_run_pays_too() -> None:
+    """The record has no `implied`: what the condition names counts if a pass changed it; otherwise the reason is given."""
+    offer = remedy(Remedy.SPECULATION, 1, 5, condition="The engine does not overlap scheduling with them (async_scheduling).")
+    assert offer.implied is None
+    changed = ChangedEngine((EngineSetting("async_scheduling", "False", "labels"),), {"decode": 120 * MS}, 10, 6)
+    plain = given(memory_bound(), offer)
+    costs = overheads(timings(offer), torch_pass(engine=changed), {})  # steps of 12 ms, 10 ms unprofiled
+    slower = replace(plain, facts=replace(plain.facts, overheads=costs))
+    assert found("one_token_per_step", slower) is None, "4 ms and 2 ms by 1.332 tokens is no saving"
+    assert "did not record" in known("one_token_per_step", plain).because, "no pass changed it"
+    silent = given(memory_bound(), replace(offer, condition=""))
+    unknown = known("one_token_per_step", replace(silent, facts=replace(silent.facts, overheads=costs)))
+    assert "did not record" in unknown.because
+
+
+def test_speculation_gets_no_credit_for_what_other_changes_save() -> None:
+    """A step with all changes of the pass takes 9 ms, 1 ms less: the engine core in the measured process saved it."""
+    offer = remedy(Remedy.SPECULATION, 1, 5, implied=("async_scheduling=False",))
+    changed = ChangedEngine((EngineSetting("async_scheduling", "False", "labels"),), {"decode": 90 * MS}, 10, 6)
+    costs = overheads(timings(offer), torch_pass(engine=changed), {})
+    plain = given(memory_bound(), offer)
+    finding = known("one_token_per_step", replace(plain, facts=replace(plain.facts, overheads=costs)))
+    free = known("one_token_per_step", given(memory_bound(), remedy(Remedy.SPECULATION, 1, 5, implied=())))
+    assert finding.after_ns == free.after_ns
+
+
 # --- who is told what -------------------------------------------------------------------------------------------------
 
 

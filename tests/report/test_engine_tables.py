@@ -1,5 +1,7 @@
 """An engine's settings, the cost of changes for profiled passes, and its memory, in the report."""
 
+from dataclasses import replace
+
 from builders import MS, clean_timings, model_facts, run_analysis, torch_pass
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.core.engine_records import ChangedEngine, EngineMemory, EngineSetting
@@ -31,8 +33,17 @@ def test_each_setting_and_the_cost_of_changes_are_stated() -> None:
     assert texts(cost)[0][1:3] == ["100.0 ms", "110.0 ms"]
     assert texts(cost)[0][3].startswith("not distinguishable (-")
     assert texts(cost)[0][4:] == ["15.00 ms", "16.50 ms", "+1.500 ms (+1.500 ms to +1.500 ms)", "7"]
+    assert "unknown" not in cost.foot
     assert cost.caption in report(analysis)
     assert engine_tables(run_analysis()) == []
+
+
+def test_a_cost_without_a_spread_is_explained() -> None:
+    timings = clean_timings(runtime=RuntimeFacts("vllm", "0.24", "by step"))
+    costs = overheads(timings, torch_pass(engine=replace(CHANGED, samples_ns={})), {})
+    (cost,) = [table for table in engine_tables(run_analysis(timings=timings, overheads=costs)) if table.id == "engine-changes"]
+    assert texts(cost)[0][3] == "+10.00 ms (spread unknown)"
+    assert "Spread unknown" in cost.foot
 
 
 def test_memory_is_shown_as_reserved_and_as_needed() -> None:

@@ -166,6 +166,22 @@ def test_a_negative_row_is_named_and_not_drawn() -> None:
     assert [(share.time, share.size) for share in found[0].shares] == [("12.00 ms", 1.0), ("-2.000 ms", 0.0)]
 
 
+def test_time_and_distance_of_a_line_belong_together() -> None:
+    """The trace has fewer steps than the request, whose time per token and distance differ from those of the first ones."""
+    made = trace_analysis()
+    lines = [BudgetLine("floor", "roofline", 2 * MS, 0.4), BudgetLine("host", "host", 3 * MS, 0.6)]
+    first = altered(made.budgets[0], rows=lines, units=2, wall_ns=5 * MS)
+    analysis = full_analysis(trace=altered(made, budgets=[first]))
+    assert not isinstance(analysis.timings, Missing)
+    scope = f"2.50 × roofline over the first 2 of {analysis.timings.workload.decode_steps} steps"
+    assert scope in " ".join(overview_text(analysis).split())
+    found = stage_bars(analysis)
+    assert not isinstance(found, Missing)
+    assert scope in found[0].detail
+    profiled = altered(first, wall_source="the trace, under the profiler")
+    assert "× roofline over" not in overview_text(full_analysis(trace=altered(made, budgets=[profiled])))
+
+
 def test_the_interval_of_a_row_is_shown_everywhere() -> None:
     line = BudgetLine("python", "Python", 4 * MS, 0.4, 3 * MS, 5 * MS)
     analysis = full_analysis(trace=budgeted(trace_analysis(), [line, BudgetLine("floor", "roofline", 6 * MS, 0.6)]))

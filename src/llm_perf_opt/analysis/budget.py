@@ -6,7 +6,7 @@ of the trace, which assumes that a profiler stretches all causes equally.
 
 A pass may change an engine so that its ranges enclose its work. What that adds is measured without the profiler and is taken off
 the idle time of the trace first: it is no part of the unprofiled time, and nobody can save it. If the changes make a stage
-shorter, as much host time is missing from the trace and is added to it.
+shorter, the trace does not contain the time that they save: it gets a row of its own, and the rest is divided.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,9 @@ from llm_perf_opt.analysis.stats import apportion
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import duration, percentage
+
+UNPROFILED = "the unprofiled pass"
+"""How `wall_source` begins if the wall time is unprofiled."""
 
 
 class BudgetKey(str, Enum):
@@ -29,6 +32,7 @@ class BudgetKey(str, Enum):
     LAUNCH = "launch_gaps"
     SYNC = "sync"
     HOST = "host"
+    UNCHANGED = "unchanged_engine"
     UNEXPLAINED = "unexplained"
     DISAGREEMENT = "disagreement"
     MATMUL = "matmul"
@@ -60,6 +64,7 @@ _LABELS = {
     BudgetKey.LAUNCH: "launch gaps",
     BudgetKey.SYNC: "sync",
     BudgetKey.HOST: "host",
+    BudgetKey.UNCHANGED: "idle only in the engine as users run it",
     BudgetKey.UNEXPLAINED: "idle without a known cause",
     BudgetKey.DISAGREEMENT: "busy beyond the unprofiled time",
     BudgetKey.MATMUL: "matrix products above roofline",
@@ -171,6 +176,8 @@ class BudgetFacts:
     changed_ns: int = 0
     """Time that the traced pass added by changing the engine, which is no part of the unprofiled time; negative if it took some
     away."""
+    changed_spread: bool = True
+    """Whether `changed_ns` is known to exceed its spread; false in runs that did not record the spread."""
 
 
 def stage_budget(facts: BudgetFacts) -> StageBudget:
@@ -190,16 +197,9 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
             )
         )
     else:
-        weights = _idle_weights(facts)
-        if facts.unprofiled and facts.changed_ns:
-            notes.append(_without_changes(weights, facts.changed_ns))
-        for key, ns in _idle_rows(facts, weights, idle_ns).items():
+        for key, ns in _idle_rows(facts, idle_ns, notes).items():
             amounts[key] = amounts.get(key, 0) + ns
-    if facts.unprofiled:
-        notes.append(
-            "Idle time, the unprofiled time minus the kernel time, is divided among its causes in the proportions of the trace."
-        )
-    else:
+    if not facts.unprofiled:
         notes.append("There is no unprofiled pass, so the gaps are those under the profiler. Without it, they would be shorter.")
     rows = tuple(
         BudgetRow(key, amounts[key], amounts[key] / facts.wall_ns if facts.wall_ns else 0.0)
@@ -254,37 +254,69 @@ _ADDED_TO = (BudgetKey.HOST, BudgetKey.SYNC, BudgetKey.LAUNCH, BudgetKey.UNEXPLA
 """Where changes of an engine add time, most likely first: host work between steps, the wait before it, late launches."""
 
 
-def _without_changes(weights: dict[BudgetKey, int], changed_ns: int) -> str:
-    """Take what the changes of the traced pass add off the weights, and return a note on it."""
-    changed = "the traced pass changed the engine, which"
-    if changed_ns < 0:
-        weights[BudgetKey.HOST] = weights.get(BudgetKey.HOST, 0) - changed_ns
-        return (
-            f"The host time of the trace counts as {duration(-changed_ns)} longer: {changed} saves as much without the profiler."
+def _idle_rows(facts: BudgetFacts, idle_ns: int, notes: list[str]) -> dict[BudgetKey, int]:
+    """Divide the idle time in proportion to that of the trace, and note what is assumed.
+
+    If the pass changed the engine, no row is longer than in the trace, which does not show what causes the rest.
+    """
+    weights = _idle_weights(facts)
+    rows: dict[BudgetKey, int] = {}
+    left = idle_ns
+    if facts.unprofiled and facts.changed_ns:
+        rows = _rows_of_changes(facts, weights, idle_ns, notes)
+        left -= sum(rows.values())
+    elif not any(weights.values()):  # the trace shows no idle time, and so no causes
+        return {BudgetKey.HOST: idle_ns}
+    if any(weights.values()):
+        for key, ns in zip(weights, apportion(left, list(weights.values())), strict=True):
+            rows[key] = rows.get(key, 0) + ns
+    if facts.unprofiled and left == idle_ns:
+        notes.append(
+            "Idle time, the unprofiled time minus the kernel time, is divided among its causes in the proportions of the trace."
         )
-    left = changed_ns
+    elif facts.unprofiled and left:
+        notes.append(f"The other {duration(left)} of idle time are divided among their causes in the proportions of the trace.")
+    return rows
+
+
+def _rows_of_changes(facts: BudgetFacts, weights: dict[BudgetKey, int], idle_ns: int, notes: list[str]) -> dict[BudgetKey, int]:
+    """Take what the changes of the traced pass add off the weights; return the idle time that the trace does not contain."""
+    rows = {}
+    if facts.changed_ns < 0:
+        rows[BudgetKey.UNCHANGED] = min(-facts.changed_ns, idle_ns)
+        notes.append(_not_in_trace(facts, rows[BudgetKey.UNCHANGED]))
+    else:
+        notes.append(_without_changes(facts, weights))
+    rest = idle_ns - sum(rows.values()) - sum(weights.values())
+    if rest > 0:
+        rows[BudgetKey.UNEXPLAINED] = rest
+        notes.append(f"{duration(rest)} of idle time have no known cause: they exceed the idle time in the trace that counts.")
+    return rows
+
+
+def _not_in_trace(facts: BudgetFacts, ns: int) -> str:
+    by = "as much" if ns == -facts.changed_ns else f"{duration(-facts.changed_ns)}, more than its idle time,"
+    return (
+        f"{duration(ns)} of idle time are only in the engine as users run it: the traced pass changed the engine, which shortens "
+        f"the stage by {by} without the profiler. No trace shows what causes them.{_spread_words(facts)}"
+    )
+
+
+def _without_changes(facts: BudgetFacts, weights: dict[BudgetKey, int]) -> str:
+    """Take what the changes of the traced pass add off the weights, and return a note on it."""
+    left = facts.changed_ns
     for key in _ADDED_TO:
         taken = min(weights.get(key, 0), left)
         if taken:
             weights[key] -= taken
             left -= taken
-    adds = "as much" if not left else f"{duration(changed_ns)}, more than the idle time of the trace,"
+    adds = "as much" if not left else f"{duration(facts.changed_ns)}, more than the idle time of the trace,"
     return (
-        f"Of the idle time in the trace, {duration(changed_ns - left)} do not count: {changed} adds {adds} without the profiler."
+        f"Of the idle time in the trace, {duration(facts.changed_ns - left)} do not count: the traced pass changed the engine, "
+        f"which adds {adds} without the profiler.{_spread_words(facts)}"
     )
 
 
-def _idle_rows(facts: BudgetFacts, weights: dict[BudgetKey, int], idle_ns: int) -> dict[BudgetKey, int]:
-    """Divide the idle time in proportion to the weights.
-
-    If the pass changed the engine, no row is longer than its weight: the trace does not show what causes the rest.
-    """
-    is_changed = facts.unprofiled and facts.changed_ns != 0
-    shown = min(idle_ns, sum(weights.values())) if is_changed else idle_ns
-    if not any(weights.values()):  # the trace shows no idle time, and so no causes
-        return {BudgetKey.UNEXPLAINED if is_changed else BudgetKey.HOST: idle_ns}
-    keys = list(weights)
-    rows = dict(zip(keys, apportion(shown, [weights[key] for key in keys]), strict=True))
-    if idle_ns > shown:
-        rows[BudgetKey.UNEXPLAINED] = rows.get(BudgetKey.UNEXPLAINED, 0) + idle_ns - shown
-    return rows
+def _spread_words(facts: BudgetFacts) -> str:
+    """Return a sentence to append if the cost of the changes has no interval."""
+    return "" if facts.changed_spread else " The spread of this difference was not recorded: part of it may be noise."

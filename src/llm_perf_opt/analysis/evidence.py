@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, StageBudget, stage_budget
+from llm_perf_opt.analysis.budget import UNPROFILED, BudgetFacts, BudgetKey, StageBudget, stage_budget
 from llm_perf_opt.analysis.kernels.classes import class_of_work
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.limits.efficiency import Efficiency, request_cost, st
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices
 from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time
 from llm_perf_opt.analysis.limits.roofline import RooflineTime
-from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.overhead import AddedTime, PassOverhead
 from llm_perf_opt.analysis.stats import ends, summarize
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.accounting import (
@@ -221,6 +221,7 @@ def _stage(
     wall_ns, wall_ends, source = unprofiled_wall(time.name, unit, units, facts)
     unprofiled = wall_ns is not None
     compute_ns, kernels_ns = kernels_cover(trace, stages.of_stage(time.name), classes)
+    changed = _changed(time.name, unit, facts)
     budget = stage_budget(
         BudgetFacts(
             stage=time.name,
@@ -236,7 +237,8 @@ def _stage(
             roofline_ns=roofline_ns,
             counted_ns=counted_ns,
             counted_share=share,
-            changed_ns=_changed(time.name, unit, units, facts),
+            changed_ns=round(changed.ns * units) if changed else 0,
+            changed_spread=changed is None or changed.has_spread,
         )
     )
     return StageEvidence(
@@ -261,16 +263,13 @@ def _stage(
     )
 
 
-def _changed(stage: str, unit: str, units: int, facts: RunFacts) -> int:
-    """Return the time that the traced pass added to as many units by changing the engine; negative if it made them shorter.
-
-    0 if none is known, or if it does not exceed the spread.
-    """
+def _changed(stage: str, unit: str, facts: RunFacts) -> AddedTime | None:
+    """Return the time that the traced pass added to a unit by changing the engine; None if it is unknown or within the spread."""
     cost = next((each.changes for each in facts.overheads if each.name == facts.trace_pass), None)
     if cost is None or stage not in (PREFILL, DECODE) or unit == DECODE:
-        return 0
+        return None
     added = cost.added_prefill if stage == PREFILL else cost.added_step
-    return 0 if isinstance(added, Missing) or not added.distinguishable else round(added.ns * units)
+    return None if isinstance(added, Missing) or not added.distinguishable else added
 
 
 def _without_idle_units(time: StageTime, stages: TraceStages, inner: str, active: Int64) -> StageTime:
@@ -299,7 +298,7 @@ def unprofiled_wall(stage: str, unit: str, units: int, facts: RunFacts) -> tuple
     times = repeats_of(stage, units)
     found = summarize(values)
     low, high = ends(found)
-    return round(found.median) * times, (low * times, high * times), f"the unprofiled pass, median of {found.n} repeats"
+    return round(found.median) * times, (low * times, high * times), f"{UNPROFILED}, median of {found.n} repeats"
 
 
 def _roofline(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Peaks]]:

@@ -33,6 +33,11 @@ class AddedTime:
     """Least and most, by the 95 % intervals of both medians (below 6 repeats, by their least and greatest values)."""
 
     @property
+    def has_spread(self) -> bool:
+        """Whether the run recorded single repeats; older runs did not."""
+        return not isinstance(self.ends_ns, Missing)
+
+    @property
     def distinguishable(self) -> bool:
         """Whether the difference exceeds the spread; also true if the spread is not known, as in older runs."""
         return isinstance(self.ends_ns, Missing) or not self.ends_ns[0] <= 0 <= self.ends_ns[1]

@@ -55,5 +55,6 @@ class EngineRemedy:
     """A sentence on what the change needs or costs elsewhere; empty if nothing is known."""
     alters_output: bool = False
     """Whether the model computes with less precision afterwards."""
-    implied: tuple[str, ...] = ()
-    """Settings that the engine changes with it, as NAME=VALUE; a profiled pass that changes them, too, measures their cost."""
+    implied: tuple[str, ...] | None = None
+    """Settings that the engine changes with it, as NAME=VALUE; a profiled pass that changes them, too, measures their cost. None
+    if that is not recorded."""

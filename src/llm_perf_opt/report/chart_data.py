@@ -5,12 +5,14 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, log10
 from typing import Literal
 
-from llm_perf_opt.analysis.budget import BudgetKey
+from llm_perf_opt.analysis.budget import UNPROFILED, BudgetKey
+from llm_perf_opt.analysis.evidence import UNITS
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import ComponentEfficiency, Efficiency, StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetTable
+from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import FLOP_RATE, duration, in_unit, scaled
 from llm_perf_opt.report.text import known, missing, then
@@ -49,6 +51,10 @@ class Waterfall:
     """Stage and total time, such as `decode, 18.09 ms per step`."""
     uses: tuple[Use, ...]
     notes: tuple[str, ...] = ()
+    times_roofline: float | None = None
+    """This time divided by its own roofline time; None if that is unknown or the time is not unprofiled."""
+    steps: int | None = None
+    """Decode steps that the time is a mean of; None for other units."""
 
     @property
     def total_ns(self) -> int:
@@ -116,7 +122,8 @@ def _coarse(stages: Sequence[StageEfficiency]) -> Maybe[tuple[Waterfall, ...]]:
             Use(BudgetKey.ROOFLINE.label, least, f"at the {best.peaks.name} peaks"),
             Use("above the roofline time", whole - least, color=1),
         )
-        made.append(Waterfall(stage.stage, f"{stage.stage}, {duration(whole)} per request", uses))
+        title = f"{stage.stage}, {duration(whole)} per request"
+        made.append(Waterfall(stage.stage, title, uses, times_roofline=whole / least if least else None))
     return tuple(made) or Missing("no stage was measured")
 
 
@@ -157,7 +164,17 @@ def _waterfall(table: BudgetTable, places: Mapping[str, int]) -> Waterfall:
     per = f" per {table.unit}" if table.units > 1 else ""
     many = f"Mean of the {table.units} {table.unit}s in the trace. " if table.units > 1 else ""
     title = f"{table.stage}, {duration(table.wall_ns / units)}{per}"
-    return Waterfall(table.stage, title, tuple(uses), (f"{many}Time: {table.wall_source}.", *table.problems, *table.notes))
+    notes = (f"{many}Time: {table.wall_source}.", *table.problems, *table.notes)
+    steps = table.units if table.unit == UNITS[DECODE] else None
+    return Waterfall(table.stage, title, tuple(uses), notes, _times_roofline(table), steps)
+
+
+def _times_roofline(table: BudgetTable) -> float | None:
+    """Return the distance of a budget from its own roofline time; None for a time under the profiler."""
+    least = next((row.ns for row in table.rows if row.key == BudgetKey.ROOFLINE.value), 0)
+    if least <= 0 or table.problems or not table.wall_source.startswith(UNPROFILED):
+        return None  # passes that contradict each other have no common factor
+    return table.wall_ns / least
 
 
 def roofline(found: Maybe[Efficiency], kernels: Maybe[KernelEvidence]) -> Maybe[Roofline]:

@@ -14,6 +14,7 @@ _ABOUT_COST = (
     "meanwhile, which may add to it. In parentheses: least and most, by the 95 % intervals of both medians. Reported times, "
     "budgets and savings are those of the unprofiled pass."
 )
+_UNKNOWN_SPREAD = " Spread unknown: the run did not record single repeats, so a difference counts as it is, even if it is noise."
 _ABOUT_MEMORY = (
     "An engine reserves memory in advance for as many requests as fit. Its use of the device does not show what the model needs."
 )
@@ -58,7 +59,9 @@ def _cost_table(changed: list[PassOverhead]) -> Table:
                 cell(cost.added_step, _added),
                 count_cell(cost.repeats),
             )
-    table.foot = _ABOUT_COST
+    costs = [cost for entry in changed if entry.changes for cost in (entry.changes.added_prefill, entry.changes.added_step)]
+    unknown = any(known(then(cost, lambda time: not time.has_spread), False) for cost in costs)
+    table.foot = _ABOUT_COST + (_UNKNOWN_SPREAD if unknown else "")
     return table
 
 

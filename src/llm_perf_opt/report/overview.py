@@ -75,7 +75,7 @@ def _bar(analysis: RunAnalysis, number: int, data: Waterfall) -> StackedBar:
         Share(use.label, duration(use.ns), _percent(use, data), max(use.ns, 0) / drawn, color_of(use.color), _within(use))
         for use in uses
     ]
-    return StackedBar(f"bar-{number}", data.title, stage_words(analysis, data.stage), shares)
+    return StackedBar(f"bar-{number}", data.title, stage_words(analysis, data), shares)
 
 
 def _percent(use: Use, data: Waterfall) -> str:
@@ -86,12 +86,21 @@ def _within(use: Use) -> str:
     return "" if use.low_ns is None or use.high_ns is None else durations(use.low_ns, use.high_ns, 3)
 
 
-def stage_words(analysis: RunAnalysis, name: str) -> str:
-    """Return the share of a stage in a request, its distance from the roofline and what bounds it."""
-    found, timed = _efficiency(analysis, name), analysis.stage(name)
+def stage_words(analysis: RunAnalysis, data: Waterfall) -> str:
+    """Return the share of a stage in a request, the distance of its budget from the roofline, and what bounds it."""
+    found, timed = _efficiency(analysis, data.stage), analysis.stage(data.stage)
     verdict = "" if found is None or found.verdict == UNKNOWN else shown_verdict(found.verdict)
     share = f"{percent(timed.share, 0)} of a request" if timed else ""
-    return ", ".join(text for text in (share, distance_words(analysis, name), verdict) if text)
+    return ", ".join(text for text in (share, _budget_distance(analysis, data), verdict) if text)
+
+
+def _budget_distance(analysis: RunAnalysis, data: Waterfall) -> str:
+    """Return how far a budget is from its roofline, and which steps it covers if not all; empty if that is unknown."""
+    if data.times_roofline is None:
+        return ""
+    whole = known(then(analysis.timings, lambda timings: timings.workload.decode_steps), 0)
+    scope = f" over the first {data.steps} of {whole} steps" if data.steps is not None and data.steps < whole else ""
+    return f"{significant(data.times_roofline, 3)} × roofline{scope}"
 
 
 def distance_words(analysis: RunAnalysis, name: str) -> str:
@@ -137,7 +146,7 @@ def _time_lines(analysis: RunAnalysis) -> list[str]:
     if isinstance(found, Missing):
         return _wrapped(f"Where the time goes: n/a: {found.why}")
     data = max(found, key=lambda one: _share_of_request(analysis, one.stage))
-    words = stage_words(analysis, data.stage)
+    words = stage_words(analysis, data)
     uses = sorted(data.largest(TERMINAL_ROWS), key=lambda use: (use.color == OTHER, -abs(use.ns)))
     rows = [[_percent(use, data), duration(use.ns), use.label] for use in uses]
     lines = [f"  {line}"[:TERMINAL_WIDTH] for line in aligned(rows, "rrl")]

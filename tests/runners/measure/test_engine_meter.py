@@ -150,6 +150,21 @@ def test_an_engine_that_knows_of_one_held_back_is_believed() -> None:
     assert is_out_of_step(replace(in_step, held_back=True))
 
 
+def test_what_an_engine_knows_counts_also_if_its_stages_are_mixed() -> None:
+    """The second sequence begins late, as with chunked prompts, and is then skipped once; arrivals alone do not tell."""
+
+    class Knowing(Scripted):
+        def generate(self, prompts: Any, new_tokens: int, marker: StageMarker) -> Generated:
+            return replace(super().generate(prompts, new_tokens, marker), held_back=True)
+
+    rows = ([1010, 1020, 1030, 1040, 1050], [1020, 1030, 1060, 1070, 1080])
+    for kind, held_back in ((Scripted, False), (Knowing, True)):
+        meter = metered(kind(*rows), 5)
+        meter.iterate()
+        assert "still in prefill" in meter.inseparable
+        assert meter.held_back is held_back
+
+
 def test_both_kinds_of_mixing_are_counted_apart() -> None:
     engine = Scripted([1100, 1150, 1300], [1200, 1250, 1300])
     meter = metered(engine)

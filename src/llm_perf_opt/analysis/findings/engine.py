@@ -238,5 +238,6 @@ def _in_graphs(evidence: Evidence, id: str, remedy: EngineRemedy, title: str) ->
 
 
 def _exposed_host(evidence: Evidence, stage: StageEvidence) -> int:
-    """Return the host work between steps that remains; none if the engine overlaps it with the kernels."""
-    return stage.budget.ns(BudgetKey.HOST) if remedy_of(evidence, Remedy.OVERLAP) else 0
+    """Return the idle time that remains: host work between steps, unless the engine overlaps it, and what no trace shows."""
+    host = stage.budget.ns(BudgetKey.HOST) if remedy_of(evidence, Remedy.OVERLAP) else 0
+    return host + stage.budget.ns(BudgetKey.UNCHANGED)

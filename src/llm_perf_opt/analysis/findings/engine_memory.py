@@ -20,6 +20,7 @@ from llm_perf_opt.analysis.findings.finding import (
 from llm_perf_opt.analysis.findings.remedies import (
     WORTHWHILE,
     fixed_prefill_ns,
+    implied_settings,
     implied_step_ns,
     products_ns,
     remedy_of,
@@ -163,7 +164,8 @@ def one_token_per_step(evidence: Evidence) -> Finding | None:
         return None
     longer = then.seconds / now.seconds
     accepted = sum(ACCEPTED**number for number in range(most))
-    implied = implied_step_ns(evidence, remedy)
+    settings = implied_settings(evidence, remedy)
+    implied = implied_step_ns(evidence, settings)
     added = 0.0 if isinstance(implied, Missing) else implied
     wall = stage.budget.wall_ns
     verifying = wall * longer + added * stage.units
@@ -176,10 +178,8 @@ def one_token_per_step(evidence: Evidence) -> Finding | None:
         f"roofline time of a step with 1 and {most} tokens per sequence: {duration(now.seconds * 1e9, 3)} and "
         f"{duration(then.seconds * 1e9, 3)}",
     ]
-    if added:
-        rows.append(
-            f"{', '.join(remedy.implied)}, measured with the other changes of a profiled pass: {duration(added, 3)} per token"
-        )
+    if added and not isinstance(settings, Missing):
+        rows.append(f"{', '.join(settings)}, measured with the other changes of a profiled pass: {duration(added, 3)} per token")
     return finding(
         "one_token_per_step",
         place_of(evidence, stage),

@@ -79,6 +79,10 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
     )
 
 
+_STAYING = (BudgetKey.SYNC, BudgetKey.HOST, BudgetKey.UNCHANGED)
+"""Idle time that CUDA graphs may leave as it is."""
+
+
 @dataclass(frozen=True)
 class GraphTimes:
     """The predicted time of decode in CUDA graphs, over all its units."""
@@ -95,7 +99,7 @@ def graph_times(evidence: Evidence, stage: StageEvidence) -> GraphTimes:
     # Collectives are among the kernels that stay, and copies within the device are fused.
     exposed = max(stage.budget.ns(BudgetKey.EXPOSED) - stage.collective_ns - stage.inner_copy_ns, 0)
     gap, source = _graph_gap(evidence, stage)
-    stays = stage.budget.ns(BudgetKey.SYNC) + stage.budget.ns(BudgetKey.HOST)  # at worst: graphs only speed up launches
+    stays = sum(stage.budget.ns(key) for key in _STAYING)  # at worst: graphs only speed up launches
     least, estimate, most = (
         (fusion.kept_ns + fused) * stage.overlap + exposed for fused in (fusion.least_ns, fusion.fused_ns, fusion.most_ns)
     )
@@ -230,7 +234,7 @@ def _has_graphs(evidence: Evidence) -> bool:
 
 def staying_rows(stage: StageEvidence) -> tuple[str, ...]:
     """Return a row on the idle time that graphs may leave unchanged."""
-    found = [(key, stage.budget.ns(key)) for key in (BudgetKey.SYNC, BudgetKey.HOST) if stage.budget.ns(key)]
+    found = [(key, stage.budget.ns(key)) for key in _STAYING if stage.budget.ns(key)]
     words = ", ".join(f"{key.label} {unit_time(stage, ns)}" for key, ns in found)
     return (f"in the worst case also unchanged, per {stage.unit}: {words}",) if words else ()
 

@@ -3,6 +3,7 @@
 An engine's runner records which of its arguments could be changed (`EngineRemedy`). The rules decide whether that would help.
 """
 
+import re
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.cost_model.cost import step_cost
@@ -58,16 +59,31 @@ def to_try(remedy: EngineRemedy, title: str) -> ToTry:
     return ToTry(remedy.overrides, " ".join(text for text in (remedy.change, remedy.condition, altered) if text), title)
 
 
-def implied_step_ns(evidence: Evidence, remedy: EngineRemedy) -> Maybe[float]:
-    """Return what the settings that a change implies add to a decode step, by the pass that measured them; 0 if none are."""
-    if not remedy.implied:
-        return 0.0
+def implied_settings(evidence: Evidence, remedy: EngineRemedy) -> Maybe[tuple[str, ...]]:
+    """Return what the engine changes with a change, as NAME=VALUE.
+
+    For runs that did not record it: what the condition names, if a profiled pass changed it, too.
+    """
+    if remedy.implied is not None:
+        return remedy.implied
+    made = dict.fromkeys(setting for entry in evidence.facts.overheads if entry.changes for setting in entry.changes.settings)
+    named = tuple(f"{each.name}={each.value}" for each in made if re.search(rf"\b{re.escape(each.name)}\b", remedy.condition))
+    return named or Missing("the run did not record what else the engine changes with it")
+
+
+def implied_step_ns(evidence: Evidence, settings: Maybe[tuple[str, ...]]) -> Maybe[float]:
+    """Return what the settings that a change implies add to a decode step, by the pass that measured them; 0 if none are.
+
+    The pass measures all of its changes together. If these make a step shorter, the change gets no credit for that.
+    """
+    if isinstance(settings, Missing) or not settings:
+        return settings if isinstance(settings, Missing) else 0.0
     for entry in evidence.facts.overheads:
         made = {f"{setting.name}={setting.value}" for setting in entry.changes.settings} if entry.changes else set()
-        if entry.changes and made.issuperset(remedy.implied) and not isinstance(entry.changes.added_step, Missing):
+        if entry.changes and made.issuperset(settings) and not isinstance(entry.changes.added_step, Missing):
             added = entry.changes.added_step
-            return added.ns if added.distinguishable else 0.0
-    return Missing(f"what {', '.join(remedy.implied)} costs was not measured")
+            return max(added.ns, 0.0) if added.distinguishable else 0.0
+    return Missing(f"what {', '.join(settings)} costs was not measured")
 
 
 def products_ns(evidence: Evidence, tokens: Sequence[int]) -> float | None:

@@ -73,6 +73,7 @@ class EngineMeter(RequestMeter):
         self._apart = 0
         self._at_once = 0
         self._waited = 0
+        self._held = 0
 
     def iterate(self) -> Iteration:
         """Run one batch, from submission to the last token of the last sequence."""
@@ -87,6 +88,7 @@ class EngineMeter(RequestMeter):
         self._mixed += mixed
         self._apart += not mixed and is_out_of_step(generated)
         self._waited += most_running(generated) < self._sequences
+        self._held += generated.held_back
         self._at_once += any(len(set(arrivals)) < len(arrivals) for arrivals in generated.arrivals_ns)
         reached = [generated.started_ns, *(max(arrived) for arrived in zip(*generated.arrivals_ns, strict=True))]
         lengths = [later - earlier for earlier, later in itertools.pairwise(reached)]
@@ -114,7 +116,7 @@ class EngineMeter(RequestMeter):
     @property
     def held_back(self) -> bool:
         """Whether sequences waited until others had ended, or were held back in decode."""
-        return bool(self._waited or self._apart)
+        return bool(self._waited or self._apart or self._held)
 
     @property
     def unstepped(self) -> str:
