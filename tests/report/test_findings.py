@@ -73,6 +73,8 @@ def test_the_summary_says_what_that_is_of_a_request_and_why_it_is_not_of_the_lon
     assert request_words(prefill, source) == "5.00 ms per request (about 5 % of it)"
     assert "less than 1 % of it" in request_words(replace(prefill, saving_ns=MS // 2), source)
     assert request_words(decode, altered(source, shares={})) == ""
+    unprofiled = altered(source, budgets=[replace(of_decode, wall_source="the unprofiled pass")], request_ns=50 * MS)
+    assert request_words(decode, unprofiled) == "5.00 ms per request (about 10 % of it)", "both of the same request"
     (alone,) = elsewhere_sentences([prefill], shares)
     assert alone.startswith("For decode, where most of the time goes, no rule found")
     of_none = replace(decode, kind="throughput")

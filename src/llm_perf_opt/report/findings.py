@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.analysis.budget import UNPROFILED
 from llm_perf_opt.analysis.trace.document import OVERLAP, BudgetTable, Finding, TraceAnalysis
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations
@@ -33,13 +34,18 @@ class FindingSource:
     """The share of each stage in a request."""
     budgets: Sequence[BudgetTable] = ()
     trials: "Mapping[str, Trial]" = field(default_factory=dict)
+    request_ns: float = 0.0
+    """Unprofiled time of a request; 0 if it is unknown."""
 
 
 def source_of(analysis: "RunAnalysis") -> FindingSource:
     """Return what the cards of a run need."""
     shares = {stage.name: stage.share for stage in (analysis.stage("prefill"), analysis.stage("decode")) if stage}
     budgets = () if isinstance(analysis.trace, Missing) else analysis.trace.budgets
-    return FindingSource(analysis.manifest.command, shares, budgets, trials_of(analysis.verified))
+    whole = analysis.stage("profile")
+    return FindingSource(
+        analysis.manifest.command, shares, budgets, trials_of(analysis.verified), whole.time_ns.median if whole else 0.0
+    )
 
 
 def findings_of(analysis: "RunAnalysis") -> Maybe[Sequence[Finding]]:
@@ -187,7 +193,10 @@ def request_words(finding: Finding, source: FindingSource) -> str:
     share = source.shares.get(finding.stage)
     if budget is None or share is None or not finding.saving_ns:
         return ""
-    saved = share * finding.saving_ns * budget.units / budget.wall_ns
+    if source.request_ns and budget.wall_source.startswith(UNPROFILED):
+        saved = finding.weight_ns / source.request_ns
+    else:  # a saving under the profiler, or of a request of unknown length
+        saved = share * finding.saving_ns * budget.units / budget.wall_ns
     words = f"about {percent(saved, 0)}" if saved >= 0.01 else "less than 1 %"
     return f"{duration(finding.weight_ns, 3)} per request ({words} of it)"
 

@@ -18,6 +18,7 @@ from llm_perf_opt.analysis.findings.finding import (
     saving_of,
     wall_clock_saving,
 )
+from llm_perf_opt.analysis.findings.host import wall_scope
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost
@@ -115,9 +116,9 @@ def small_batch(evidence: Evidence) -> Finding | None:
         ),
         Grounds(
             (
-                f"batch {batch}: {duration(step_ns, 3)} per step, {batch * 1e9 / step_ns:,.4g} tokens/s",
+                f"batch {batch}: {duration(step_ns, 3)} per step{wall_scope(stage)}, {batch * 1e9 / step_ns:,.4g} tokens/s",
                 f"batch {larger}: {duration(then, 3)} per step, {larger * 1e9 / then:,.4g} tokens/s; the additional work takes "
-                f"{duration(more_ns, 3)} at the peaks of {facts.hardware.name}",
+                f"{duration(more_ns, 3)} at the datasheet peaks of {facts.hardware.name}",
             ),
             "medium",
             "the larger step is estimated as the current one plus its additional work at the device's peaks; at worst all "
@@ -179,12 +180,12 @@ def _growth_words(cost: _StepCost, batch: int, larger: int, similar: int) -> str
     name, now = cost.hardware.name, duration(cost.roofline_ns(batch), 3)
     if similar >= 2 * batch:
         return (
-            f"Its roofline time, the least time that {name} allows, is {now}; up to batch {similar:,} it stays within "
+            f"Its roofline time at the datasheet peaks of {name} is {now}; up to batch {similar:,} it stays within "
             f"{percentage(HARDLY_LONGER)} of that ({duration(cost.roofline_ns(similar), 3)})."
         )
     then = duration(cost.roofline_ns(larger), 3)
     why = ": more sequences use more experts, whose weights must be read too" if cost.has_idle_experts else ""
-    return f"Its roofline time, the least time that {name} allows, grows from {now} to {then} at batch {larger}{why}."
+    return f"Its roofline time at the datasheet peaks of {name} grows from {now} to {then} at batch {larger}{why}."
 
 
 def _counter_finding(evidence: Evidence, id: str, check: Check, claim: str, to_try: ToTry) -> Finding | None:

@@ -184,8 +184,8 @@ def one_token_per_step(evidence: Evidence) -> Finding | None:
         "one_token_per_step",
         place_of(evidence, stage),
         (
-            f"A decode step is memory-bound and makes one token of each sequence in {duration(stage.wall_ns, 3)}; verifying "
-            f"{most} tokens takes {longer:.2f} × the roofline time.",
+            f"A decode step takes {duration(stage.wall_ns, 3)} for one token of each sequence; for {most} tokens, its roofline "
+            f"time, which is memory traffic, is {longer:.2f} × as long.",
             f"If {percentage(ACCEPTED)} of the proposed tokens are accepted, a token takes about "
             f"{unit_time(stage, verifying / accepted)}. If none are, it takes {unit_time(stage, verifying)} or more.",
         ),

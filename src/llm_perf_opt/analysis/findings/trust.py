@@ -64,7 +64,9 @@ def profiler_inflation(evidence: Evidence) -> Finding | None:
             else "kernel times are valid, but the shares of the causes of idle time are not reliable."
         ),
         reasons,
-        "Profile less at a time (profiling.torch.preset=minimal, fewer decode steps), and compare with the other timeline.",
+        "Profile less at a time (profiling.torch.preset=minimal, fewer decode steps), and compare with the other timeline."
+        if evidence.facts.trace_pass in ("", "torch")
+        else "Compare with the timeline of the torch pass (profiling.torch.enable=true).",
     )
 
 
