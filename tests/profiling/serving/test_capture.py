@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import module_from_spec, spec_from_file_location
@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.serving.slo import parse_slo
+from llm_perf_opt.analysis.serving.outcome import LoadOutcome
+from llm_perf_opt.analysis.serving.slo import NO_SLO, parse_slo
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.runtimes import Runtime
-from llm_perf_opt.config.serving import Generator, Server
+from llm_perf_opt.config.serving import Generator, LoadRequest, Server
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, ResourceError
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, read_record
-from llm_perf_opt.core.serving_records import LoadPoint, MetricsSample, ServerFacts
+from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords, MetricsSample, ServedRequest, ServerFacts
 from llm_perf_opt.profiling.serving import capture, generators, load, server
 from llm_perf_opt.profiling.serving import request as serving_request
 from llm_perf_opt.profiling.serving.aiperf import GENERATOR
@@ -222,7 +223,47 @@ def test_a_load_that_cannot_be_judged_is_repeated_and_then_ends_the_search(
     assert point(folder, 1).asked == point(folder, 2).asked
     assert not folder.raw("load_03").exists()
     notes = read_record(folder.raw("server") / "server.json", ServerFacts).notes
-    assert any("search for the knee ended" in note and "it needs 25" in note for note in notes)
+    assert any("search for the knee ended" in note and "it needs 20" in note for note in notes)
+
+
+@pytest.mark.slow
+def test_a_search_without_a_verdict_still_profiles_and_repeats_only_with_more_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "_SENDING_SHARE", 0.0)  # no time for more requests
+    folder, error, _ = run(tmp_path, monkeypatch, request(rates=(), points=3, requests=4, profiled=True, profile_s=0.1))
+    assert error is None
+    assert [point(folder, number).profiled for number in (1, 2)] == [False, True]
+    assert point(folder, 1).asked == point(folder, 2).asked
+    assert not folder.raw("load_03").exists()
+
+
+def test_cut_requests_are_not_among_the_failed() -> None:
+    def reason(*requests: ServedRequest) -> str:
+        made = LoadRequest("", "", "", "rate", 1.0, len(requests), 0, 1, 1, 0, 1.0, Path())
+        found = load._incomplete(LoadRecords("x", requests), made)
+        return found.fact if found else ""
+
+    good = ServedRequest("a", 1, 2)
+    failed, cut = replace(good, error="500 x"), replace(good, error="not finished", cut=True)
+    assert reason(failed, failed) == "All 2 requests failed: 500 x."
+    assert reason(failed, failed, cut) == "All 2 requests that ended failed: 500 x."
+    assert reason(cut, cut).startswith("None of 2 requests ended")
+    assert reason(good, cut) == reason(good, failed) == ""
+
+
+def test_a_run_ends_if_every_request_failed_or_was_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    error = CaptureError("The load took too long.", "")
+    for failed, cut, ends in ((2, 2, True), (1, 2, False)):
+        made = LoadPoint(1, "rate", 5.0, "poisson", "x", "f", 4, 0, 0, "partial")
+        outcome = LoadOutcome(made, 4, failed, cut, NO_SLO, False, False, NO_SLO, NO_SLO, False)
+        monkeypatch.setattr(capture, "drive", lambda *_, outcome=outcome, made=made: load.Driven(made, outcome, error))
+        facts = ServerFacts("http://127.0.0.1:1", "tiny")
+        prepared = Prepared(request(), locate_generator("aiperf", Path(sys.executable)), RUNTIME, facts, "")
+        going = capture._Capture(prepared, RunFolder.create(tmp_path / str(failed)), Heard())
+        going._e2e_s[0.0] = 0.1
+        with pytest.raises(CaptureError) if ends else nullcontext():
+            going._drive_one(going._rig(None, None), 5.0)
 
 
 @pytest.mark.slow
@@ -351,6 +392,27 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
         server.shutdown()
     assert (answer.code, "timed out" in answer.why) == (0, True)
     assert time.monotonic() - begun < 10
+
+
+def test_headers_that_never_end_are_given_up() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+
+        def dribble() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                for _ in range(150):
+                    connection.sendall(b"x")
+                    time.sleep(0.02)
+
+        threading.Thread(target=dribble, daemon=True).start()
+        begun = time.monotonic()
+        answer = ask(f"http://127.0.0.1:{listening.getsockname()[1]}/", timeout_s=0.2)
+        seconds = time.monotonic() - begun
+    assert (answer.code, "timed out" in answer.why) == (0, True)
+    assert seconds < 2
 
 
 def test_a_server_that_never_started_is_not_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

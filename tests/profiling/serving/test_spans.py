@@ -105,12 +105,14 @@ def test_a_receiver_writes_to_the_file_of_the_load(tmp_path: Path) -> None:
         receiver.write_to(file)
         assert send(receiver.url, EXPORT) == 200
         assert send(receiver.url, gzip.compress(EXPORT), **{"Content-Encoding": "gzip"}) == 200
+        packed = gzip.compress(EXPORT) + gzip.compress(EXPORT)  # two members: the exports one after the other
+        assert send(receiver.url, packed, **{"Content-Encoding": "gzip"}) == 200
         assert send(receiver.url, b"\xff") == 400
         assert send(receiver.url + "/other", EXPORT) == 400
-        assert receiver.write_to(None) == 2
+        assert receiver.write_to(None) == 3
         assert receiver.problem
     lines = file.read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [decode_traces(EXPORT)] * 2
+    assert [json.loads(line) for line in lines] == [decode_traces(EXPORT), decode_traces(EXPORT), decode_traces(EXPORT + EXPORT)]
 
 
 def test_a_refused_export_does_not_break_the_connection() -> None:
@@ -124,6 +126,24 @@ def test_a_refused_export_does_not_break_the_connection() -> None:
         connection.request("POST", "/v1/traces", EXPORT)  # a new connection
         assert connection.getresponse().status == 200
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "length", "words"),
+    [
+        ("/other", "123", "'/other' instead of '/v1/traces'"),
+        ("/v1/traces", None, "no Content-Length"),
+        ("/v1/traces", "12x", "'12x', which is not a number"),
+        ("/v1/traces", str(65 * 2**20), "larger than 64 MiB"),
+        ("/v1/traces", "9" * 5000, "larger than 64 MiB"),
+    ],
+)
+def test_the_reason_of_a_refusal_says_what_is_wrong(path: str, length: str | None, words: str) -> None:
+    receiver = SpanReceiver()
+    headers = {} if length is None else {"Content-Length": length}
+    assert receiver.take(path, headers, lambda _: pytest.fail("read")) == 400
+    assert words in receiver.problem
+    receiver._server.server_close()
 
 
 def test_an_export_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,20 +74,31 @@ def test_aiperf_without_its_summary_has_no_load(tmp_path: Path) -> None:
     assert not load.own
 
 
+def canceled(line: dict[str, Any], message: str | None) -> dict[str, Any]:
+    """Return the record of a request that AIPerf 0.13 canceled: at the end of the measurement, or as the user asked."""
+    error = {"error": {"code": 499, "type": "RequestCancellationError", "message": message}} if message else {}
+    return {"metadata": line["metadata"] | {"was_cancelled": True}, "metrics": {}, **error}
+
+
 def test_warm_up_is_left_out_and_failures_are_kept(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in AIPERF.read_text().splitlines()]
     lines[0]["metadata"]["benchmark_phase"] = "warmup"
     lines[1] |= {"metrics": {}, "error": {"code": 429, "type": "Too Many Requests", "message": "busy"}}
-    lines[2] = {"metadata": lines[2]["metadata"] | {"was_cancelled": True}, "metrics": {}}
+    lines[2] = canceled(lines[2], "Request cancelled by external signal")
+    lines[3] = canceled(lines[3], "Request cancelled 0.050s after being sent")
+    lines[4] = canceled(lines[4], None)
     file = tmp_path / "profile_export.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (load,) = read_load(file)
     assert len(load.requests) == 11
-    assert [request.error for request in load.requests[:2]] == [
+    assert [request.error for request in load.requests[:4]] == [
         "429 Too Many Requests busy",
         "not finished when the measurement ended",
+        "499 RequestCancellationError Request cancelled 0.050s after being sent",
+        "canceled without a message",
     ]
-    assert [(request.failed, request.cut) for request in load.requests[:2]] == [(True, False), (False, True)]
+    assert [request.cut for request in load.requests[:4]] == [False, True, False, False]
+    assert [request.failed for request in load.requests[:4]] == [True, False, True, True]
 
 
 def changed(file: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:

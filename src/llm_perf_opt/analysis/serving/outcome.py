@@ -107,17 +107,23 @@ def window_of(records: LoadRecords) -> Maybe[int]:
 
 
 def _steady_rate(records: LoadRecords) -> Maybe[float]:
+    """Return the output tokens per second while a closed loop is full: from the first end to the last start.
+
+    The tokens of a request count evenly from its start to its end. Requests that all end at the same time would otherwise count
+    at the first end, though they were produced before it.
+    """
     good = [request for request in records.requests if not request.error]
     if records.clock == "none" or not good:
         return Missing("no request succeeded" if not good else "the file does not say when requests were sent")
     start, end = min(request.end_ns for request in good), max(request.sent_ns for request in good)
-    inside = [request.output_tokens for request in good if start < request.end_ns <= end]
-    counts = [count for count in inside if not isinstance(count, Missing)]
-    if len(counts) < len(inside):
-        return Missing("the number of output tokens was not recorded")
-    if end <= start or not sum(counts):
-        return Missing("all requests were sent before the first one ended")
-    return sum(counts) * 1e9 / (end - start)
+    tokens = 0.0
+    for request in good:
+        if isinstance(request.output_tokens, Missing):
+            return Missing("the number of output tokens was not recorded")
+        inside = min(request.end_ns, end) - max(request.sent_ns, start)
+        if inside > 0:
+            tokens += request.output_tokens * inside / (request.end_ns - request.sent_ns)
+    return tokens * 1e9 / (end - start) if tokens else Missing("all requests were sent before the first one ended")
 
 
 def verdict(load: LoadOutcome, lower: Sequence[LoadOutcome] = ()) -> Verdict:
@@ -160,12 +166,13 @@ def _keeps_up(load: LoadOutcome) -> Maybe[bool]:
 
 
 def _gains(load: LoadOutcome, lower: Sequence[LoadOutcome]) -> Maybe[bool]:
-    """Return whether more requests at a time still raised the throughput."""
+    """Return whether more requests at a time still raised the throughput, relative to the next load that is clearly smaller."""
     if load.short:
         return _SHORT
-    before = next((each for each in reversed(lower) if each.point.asked < load.point.asked), None)
+    smaller = [each for each in lower if each.point.asked < load.point.asked]
+    before = next((each for each in reversed(smaller) if each.point.asked * RESOLVED <= load.point.asked), None)
     if before is None:
-        return True
+        return Missing(f"the smaller loads differ by less than {RESOLVED - 1:.0%}: too close to compare") if smaller else True
     if before.short or before.point.status != "complete":
         return Missing(f"the load before it, {before.point.asked:g} at a time, was too short or is not complete")
     now, then = load.steady_rate, before.steady_rate
@@ -187,11 +194,23 @@ def _succeeds(load: LoadOutcome) -> Maybe[bool]:
 
 
 def _is_good(load: LoadOutcome) -> Maybe[bool]:
-    """Return whether enough requests met the objective; of few requests, only what their interval excludes is decided."""
+    """Return whether enough requests met the objective, whatever would have become of those that were cut."""
     found = load.goodput
     if isinstance(found, Missing):
         return Missing(f"the objective cannot be judged: {found.why}")
-    needed = least_values(GOOD_SHARE)
-    if found.requests >= needed or not found.share_low < GOOD_SHARE <= found.share_high:
-        return found.share >= GOOD_SHARE
-    return Missing(f"the objective cannot be judged: {found.requests} requests; it needs {needed}")
+    total = found.requests + found.undecided
+    if _enough(found.good, total) is True:
+        return True
+    if _enough(found.good + found.undecided, total) is False:
+        return False
+    if found.undecided:
+        words = f"{found.good} of {total} requests met it, and {found.undecided} were cut before it was decided"
+        return Missing(f"the objective cannot be judged: {words}")
+    return Missing(f"the objective cannot be judged: {total} requests; it needs {least_values(GOOD_SHARE)}")
+
+
+def _enough(good: int, total: int) -> bool | None:
+    """Return whether so many good requests are enough; of few requests, only what their interval excludes is decided."""
+    low, high = share_interval(good, total)
+    decided = total >= least_values(GOOD_SHARE) or not low < GOOD_SHARE <= high
+    return good / total >= GOOD_SHARE if decided else None

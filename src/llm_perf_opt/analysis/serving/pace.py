@@ -25,6 +25,8 @@ FILLING = 0.2
 """Share of the sending time that is left out at the start."""
 GROUPS, LEAST_IN_GROUP, LEAST_GROUPS = 10, 5, 4
 """The requests are divided into so many groups by their start, whose means show the spread."""
+WALK = 1.2
+"""The variance of the fitted slope of a random walk ÷ that of its mean step (Durlauf and Phillips, Econometrica 1988)."""
 _FIRST = 10
 _LEAST_SLOPE = -0.5
 """Times that fall faster than this come from a rush at the start, not from the pace."""
@@ -35,7 +37,7 @@ class Pace:
     """How a load went on while requests were being sent."""
 
     kept_up: Maybe[Estimate]
-    """The rate at which requests end ÷ the rate at which they are sent, with its 95 % interval."""
+    """The rate at which requests end ÷ the rate at which they were sent, as issued, with its 95 % interval."""
     short: bool
     """Whether requests were sent for less than `STEADY_TIMES` the median end-to-end time."""
     lasting: bool
@@ -78,30 +80,34 @@ def _kept_up(good: Sequence[ServedRequest], arrival: Arrival) -> Maybe[Estimate]
     took = np.asarray([request.end_ns - request.sent_ns for request in good], np.float64)
     kept = sent >= FILLING * sent[-1]
     groups = min(GROUPS, int(kept.sum()) // LEAST_IN_GROUP)
-    if groups < LEAST_GROUPS or not sent[-1]:
-        needed = math.ceil(LEAST_GROUPS * LEAST_IN_GROUP / (1 - FILLING))
-        return Missing(f"{len(good)} requests succeeded; it needs {needed}, sent one after the other")
+    if groups < LEAST_GROUPS:
+        needed, found = LEAST_GROUPS * LEAST_IN_GROUP, int(kept.sum())
+        return Missing(f"{found} requests succeeded after the first {FILLING:.0%} of the sending time; it needs {needed}")
     return _from_slope(sent[kept], took[kept], groups)
 
 
 def _from_slope(sent: Floats, took: Floats, groups: int) -> Maybe[Estimate]:
-    """Return 1 / (1 + slope) with its interval.
-
-    Times that only scatter deviate from the line independently; those of a queue that grows and shrinks depend on those before,
-    and their slope is less certain: the spread of the steps from group to group shows it. Falling behind is concluded only with
-    the larger of both errors.
-    """
-    times = np.asarray([part.mean() for part in np.array_split(sent, groups)])
-    means = np.asarray([part.mean() for part in np.array_split(took, groups)])
+    """Return 1 / (1 + slope) with its interval."""
+    times, means = (np.asarray([part.mean() for part in np.array_split(values, groups)]) for values in (sent, took))
     around = sent - sent.mean()
     if not around.any() or (np.diff(times) <= 0).any():
         return Missing("the requests were sent at once")
     slope = float(around @ took / (around @ around))
+    noise = float((np.diff(took - slope * sent) ** 2).mean()) / 2
     middle = times - times.mean()
     rest = means - means.mean() - middle * float(middle @ means / (middle @ middle))
-    scatter = math.sqrt(float(rest @ rest) / (groups - 2) / float(middle @ middle))
-    steps = float((np.diff(means) / np.diff(times)).std(ddof=1)) / math.sqrt(groups - 1)
-    quantile = student_quantile((1 + CONFIDENCE) / 2, groups - 2)
-    low, high = slope - quantile * max(scatter, steps), slope + quantile * scatter
-    value, least, most = (1 / (1 + max(rise, _LEAST_SLOPE)) for rise in (slope, high, low))
+    scatter = float(rest @ rest) / (groups - 2) / float(middle @ middle)
+    variance = max(scatter, noise / float(around @ around) + _walk(times, means, noise * groups / len(sent)))
+    error = student_quantile((1 + CONFIDENCE) / 2, groups - 2) * math.sqrt(variance)
+    value, least, most = (1 / (1 + max(rise, _LEAST_SLOPE)) for rise in (slope, slope + error, slope - error))
     return Estimate(value, least, most)
+
+
+def _walk(times: Floats, means: Floats, noise: float) -> float:
+    """Return the variance of the slope that comes from a queue that grows and shrinks. `noise`: the variance of a group's mean.
+
+    Times of such a queue depend on those before, like those of a random walk. The steps from group to group show how far it
+    goes; two means contribute their noise to each step.
+    """
+    steps, gap = np.diff(means) / np.diff(times), float(np.diff(times).mean())
+    return WALK * max(0.0, float(steps.var(ddof=1)) - 2 * noise / gap**2) / len(steps)

@@ -37,14 +37,15 @@ class Goodput:
 
     good: int
     requests: int
-    """All that can be judged: failed ones do not meet it, those that the end of the measurement cut are left out unless they
-    had already exceeded a limit."""
+    """All that can be judged: failed ones do not meet it, and neither do those that were cut after they had exceeded a limit."""
     share: float
     share_low: float
     """95 % interval of the share (Wilson)."""
     share_high: float
     rate: Maybe[float]
     """Per second."""
+    undecided: int = 0
+    """Others that the end of the measurement cut: they might have met it or not."""
 
 
 def parse_slo(text: str) -> Slo:
@@ -87,14 +88,13 @@ def goodput(requests: Sequence[ServedRequest], slo: Maybe[Slo], window_ns: Maybe
         good += met
     low, high = share_interval(good, len(judged))
     rate = window_ns if isinstance(window_ns, Missing) else good * 1e9 / window_ns
-    return Goodput(good, len(judged), good / len(judged), low, high, rate)
+    return Goodput(good, len(judged), good / len(judged), low, high, rate, undecided=len(requests) - len(judged))
 
 
 def _exceeded(request: ServedRequest, slo: Slo) -> bool:
-    """Return whether a request that was cut had taken longer than the objective allows already."""
-    first = request.token_ns[0] if request.token_ns else request.end_ns
+    """Return whether a request that was cut had exceeded a limit. Without token times, its TTFT is unknown."""
     limits = slo.limits
-    late = first - request.sent_ns > limits.get("ttft", math.inf)
+    late = bool(request.token_ns) and request.token_ns[0] - request.sent_ns > limits.get("ttft", math.inf)
     return late or request.end_ns - request.sent_ns > limits.get("e2e", math.inf)
 
 

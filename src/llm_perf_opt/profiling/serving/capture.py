@@ -37,7 +37,7 @@ TRACES = "traces"
 _SENDING_SHARE = 0.5
 """Of the time limit of a load, the share in which requests may be sent when it is repeated."""
 REPEATED_TIMES = 4
-"""A load of the search that cannot be judged is repeated once, with so many times the requests."""
+"""A load of the search that cannot be judged is repeated once, with up to so many times the requests."""
 
 
 # --- the capture ------------------------------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ class _Capture:
             low, high = knee({load: found for load, found in carried.items() if not isinstance(found, Missing)})
         else:
             low, high = self._search(rig)
-        at = self._request.profile or low or high or (loads[0] if loads else None)
-        if self._request.profiled and at is not None:
+        at = self._request.profile or low or high or self._driven[0].point.asked  # the last: no load could be judged
+        if self._request.profiled:
             self._profile(rig, at)
 
     def _single_request(self) -> float:
@@ -257,7 +257,8 @@ class _Capture:
             driven = self._drive_one(rig, rate)
             carried = self._carried(driven)
             if isinstance(carried, Missing) and driven.error is None:
-                carried = self._carried(self._drive_one(rig, rate, self._repeated(rate, driven.point.requests)))
+                more = self._repeated(rate, driven.point.requests)
+                carried = self._carried(self._drive_one(rig, rate, more)) if more > driven.point.requests else carried
             if isinstance(carried, Missing):
                 self._note(f"The search for the knee ended at {rate:g} requests/s, which cannot be judged: {carried.why}")
                 break
@@ -266,9 +267,9 @@ class _Capture:
         return knee(tried)
 
     def _repeated(self, rate: float, requests: int) -> int:
-        """Return the requests of a load that is repeated: as many more as fit its time limit."""
+        """Return the requests of a load that is repeated, as many as fit its time limit."""
         fitting = math.floor(rate * _SENDING_SHARE * self._time_for_a_load())
-        return max(requests, min(REPEATED_TIMES * requests, fitting))
+        return min(REPEATED_TIMES * requests, fitting)
 
     def _carried(self, driven: Driven) -> Maybe[bool]:
         if driven.outcome is None:
@@ -289,7 +290,7 @@ class _Capture:
         self.first_error = self.first_error or driven.error
         found = driven.outcome
         dead = rig.server is not None and not rig.server.alive
-        if driven.error and (dead or found is None or found.failed == found.requests):
+        if driven.error and (dead or found is None or found.failed + found.cut == found.requests):
             raise driven.error
         return driven
 

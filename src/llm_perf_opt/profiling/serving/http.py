@@ -1,11 +1,14 @@
 """Ask an OpenAI-compatible server: is it ready, which model does it serve, how long does one request take."""
 
+import http.client
+import io
 import json
 import socket
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,8 +18,8 @@ from llm_perf_opt.core.errors import CaptureError, ConfigError, ResourceError
 _MOST_BYTES = 16 * 2**20
 """The largest answer that is read."""
 _ASK_S = 5.0
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Without a proxy: a server on this machine cannot be reached through one."""
+_LEAST_S = 0.001
+"""Zero would mean to return at once."""
 
 
 @dataclass(frozen=True)
@@ -41,43 +44,90 @@ class Answered:
         return " ".join(self.body.decode(errors="replace").split())[:300] or self.why
 
 
+class _Timed(io.RawIOBase):
+    """A socket that is read until a deadline."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket, self._deadline = connected, deadline
+        self._raw = connected.makefile("rb", buffering=0)
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out: the answer did not end")
+        self._socket.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Direct(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens connections whose answers, headers included, end within the time limit of the request."""
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **named: Any) -> http.client.HTTPResponse:
+        deadline = time.monotonic() + (req.timeout or _ASK_S)
+
+        def connection(host: str, **words: Any) -> http.client.HTTPConnection:
+            made: http.client.HTTPConnection = http_class(host, **words)
+            made.response_class = partial(_timed_response, deadline)  # type: ignore[assignment]
+            return made
+
+        try:
+            return super().do_open(connection, req, **named)
+        finally:
+            req.timeout = max(deadline - time.monotonic(), _LEAST_S)  # what is left for a redirected request
+
+
+def _timed_response(deadline: float, connected: socket.socket, **words: Any) -> http.client.HTTPResponse:
+    return http.client.HTTPResponse(_Timed(connected, deadline), **words)  # type: ignore[arg-type]
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Direct())
+"""Without a proxy: a server on this machine cannot be reached through one."""
+
+
 def ask(url: str, *, body: dict[str, Any] | None = None, post: bool = False, timeout_s: float = _ASK_S) -> Answered:
     """Return the answer to a GET, or to a POST with this body. Never raises for what a server does.
 
-    The limit is for the whole answer: a server that sends a byte now and then does not extend it.
+    The limit is for the whole answer, headers included: a server that sends a byte now and then does not extend it.
     """
-    deadline = time.monotonic() + timeout_s
     data = json.dumps(body).encode() if body is not None else b"" if post else None
     headers = {"Content-Type": "application/json"} if body is not None else {}
     request = urllib.request.Request(url, data=data, headers=headers, method="POST" if data is not None else "GET")  # noqa: S310
     try:
         with _DIRECT.open(request, timeout=timeout_s) as response:
-            return Answered(response.status, _body(response, deadline))
+            return Answered(response.status, _body(response))
     except urllib.error.HTTPError as error:
         with error:
-            return Answered(error.code, _rest(error, deadline))
+            return Answered(error.code, _rest(error))
     except (OSError, ValueError) as error:  # refused, reset, timed out; http.client raises ValueErrors
         return Answered(0, why=str(getattr(error, "reason", "") or error) or type(error).__name__)
     except Exception as error:  # noqa: BLE001 - http.client.HTTPException and its kin: a broken answer is no answer
         return Answered(0, why=f"{type(error).__name__}: {error}")
 
 
-def _body(response: Any, deadline: float) -> bytes:
-    """Return what arrives before the deadline, as far as it fits; raise a TimeoutError if it does not end by then."""
+def _body(response: Any) -> bytes:
+    """Return what arrives, as far as it fits; raise a TimeoutError if it does not end in time."""
     found = bytearray()
     while len(found) < _MOST_BYTES:
         piece = response.read1(_MOST_BYTES - len(found))
         if not piece:
             break
         found += piece
-        if time.monotonic() > deadline:
-            raise TimeoutError("timed out: the answer did not end")
     return bytes(found)
 
 
-def _rest(error: urllib.error.HTTPError, deadline: float) -> bytes:
+def _rest(error: urllib.error.HTTPError) -> bytes:
     try:
-        return _body(error.fp, deadline) if hasattr(error.fp, "read1") else b""
+        return _body(error.fp) if hasattr(error.fp, "read1") else b""
     except Exception:  # noqa: BLE001 - the code is the answer; its text may be cut off
         return b""
 

@@ -252,9 +252,13 @@ def _incomplete(records: LoadRecords, load: LoadRequest) -> LlmPerfError | None:
             f"{late} of {len(records.requests)} requests took longer than {load.request_s:g} s and were given up.",
             "See the server's log; raise --request-s if such requests are expected.",
         )
-    failed = [request.error for request in records.requests if request.error]
-    if failed and len(failed) == len(records.requests):
-        return CaptureError(f"All {len(failed)} requests failed: {failed[0][:300]}.", "See the server's log.")
+    failed = [request.error for request in records.requests if request.failed]
+    cut = sum(request.cut for request in records.requests)
+    if failed and len(failed) + cut == len(records.requests):
+        which = f"All {len(failed)} requests{' that ended' if cut else ''} failed"
+        return CaptureError(f"{which}: {failed[0][:300]}.", "See the server's log.")
+    if cut and cut == len(records.requests):
+        return CaptureError(f"None of {cut} requests ended before the load generator did.", "See the log.txt of the load.")
     if len(records.requests) < load.requests:
         return CaptureError(
             f"The load generator recorded {len(records.requests)} of {load.requests} requests.", "See the log.txt of the load."
@@ -265,7 +269,8 @@ def _incomplete(records: LoadRecords, load: LoadRequest) -> LlmPerfError | None:
 def _all_failed_by_themselves(records: LoadRecords, finished: Finished | None) -> bool:
     """Return whether no request succeeded though nothing was stopped: their errors say more than the generator's exit code."""
     ended = finished is not None and not finished.timed_out and finished.stopped is None
-    return ended and all(request.failed for request in records.requests)
+    nothing = all(request.error for request in records.requests)
+    return ended and nothing and any(request.failed for request in records.requests)
 
 
 def _given_up(request: ServedRequest) -> bool:

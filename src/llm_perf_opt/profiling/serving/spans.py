@@ -5,6 +5,8 @@ have the form that the protobuf library gives these messages in JSON.
 """
 
 import base64
+import gzip
+import io
 import json
 import math
 import struct
@@ -22,6 +24,7 @@ PATH = "/v1/traces"
 _MOST_BYTES = 64 * 2**20
 """The largest export, packed and unpacked. An exporter sends at most some hundred spans at a time, a kilobyte each."""
 _MOST_DIGITS = 12
+_TOO_LARGE = f"it is larger than {_MOST_BYTES >> 20} MiB"
 _IDLE_S = 120.0
 """A connection that is silent for longer is closed."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -176,14 +179,23 @@ def decode_traces(data: bytes) -> _Message:
 
 
 def _unpacked(body: bytes) -> bytes:
-    """Return a gzip body, or raise a ParseError if it is larger than an export can be, or cut off."""
-    unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-    found = unpacking.decompress(body, _MOST_BYTES + 1)
+    """Return a gzip body with all its members, or raise an error if it is larger than an export can be, or cut off."""
+    with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
+        found = file.read(_MOST_BYTES + 1)
     if len(found) > _MOST_BYTES:
-        raise ParseError(f"the export is larger than {_MOST_BYTES >> 20} MiB")
-    if not unpacking.eof:
-        raise ParseError("the export is cut off")
+        raise ParseError(_TOO_LARGE)
     return found
+
+
+def _wrong_with(path: str, length: str) -> str:
+    """Return why an export is not read, or nothing."""
+    if path != PATH:
+        return f"it was sent to {path[:80]!r} instead of {PATH!r}"
+    if not length:
+        return "it has no Content-Length"
+    if not (length.isascii() and length.isdigit()):
+        return f"its Content-Length is {length[:20]!r}, which is not a number"
+    return _TOO_LARGE if len(length) > _MOST_DIGITS or int(length) > _MOST_BYTES else ""
 
 
 class SpanReceiver:
@@ -242,9 +254,9 @@ class SpanReceiver:
 
     def take(self, path: str, headers: Any, read: Callable[[int], bytes]) -> int:
         """Read one export and return the status of its answer."""
-        length = str(headers.get("Content-Length") or "")
-        if path != PATH or not (length.isascii() and length.isdigit()) or len(length) > _MOST_DIGITS or int(length) > _MOST_BYTES:
-            return self._refuse(f"an export to {path[:80]} has the length {length[:20]!r}")
+        wrong = _wrong_with(path, length := str(headers.get("Content-Length") or ""))
+        if wrong:
+            return self._refuse(wrong)
         try:
             body = read(int(length))
             if headers.get("Content-Encoding") == "gzip":

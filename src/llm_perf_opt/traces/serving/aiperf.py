@@ -41,6 +41,9 @@ _OWN = {
 }
 """Our figures → its figures with the same definition. Its inter-token latency is one mean per request, which is a TPOT."""
 _RATES = {"request_rate": "request_throughput", "output_rate": "output_token_throughput"}
+_CUT = "cancelled by external signal"
+"""What AIPerf writes about a request that it stopped because the measurement ended (Ctrl-C, its duration). Others were canceled
+by themselves, as `--request-cancellation-rate` asks for."""
 _ARRIVALS: dict[str, Arrival] = {"poisson": "poisson", "constant": "constant", "concurrency": "closed"}
 
 
@@ -114,15 +117,19 @@ def _request(record: _Record, number: int) -> ServedRequest:
         else checked_ns(about.credit_issued_ns, "credit_issued_ns"),
         error=error,
         client_tokens=_count(record, "output_sequence_length"),
-        cut=about.was_cancelled,
+        cut=_cut(record),
     )
 
 
+def _cut(record: _Record) -> bool:
+    return record.metadata.was_cancelled and record.error is not None and _CUT in record.error.message
+
+
 def _error_of(record: _Record) -> str:
-    if record.metadata.was_cancelled:
+    if _cut(record):
         return NOT_FINISHED
     if record.error is None:
-        return ""
+        return "canceled without a message" if record.metadata.was_cancelled else ""
     words = (record.error.code, record.error.type, record.error.message)
     return " ".join(str(word) for word in words if word not in (None, "")) or "failed without a message"
 
