@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from chromium import Chromium
+from llm_perf_opt.analysis.serving.points import MeasuredLoad, analyze_point
+from llm_perf_opt.analysis.serving.slo import Slo
 from llm_perf_opt.core.missing import Missing
+from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords, ServedRequest
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.serving_document import serving_document, serving_summary
+from llm_perf_opt.report.serving_tables import throughput_table
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.serving import analyze_serving
 from serving_loads import write_serving_run
@@ -44,3 +48,17 @@ def test_summaries_are_whole_sentences(tmp_path: Path, rates: list[float]) -> No
         for item in getattr(block, "items", ()):
             assert item.text.endswith(".")
             assert "n/a" not in item.text
+
+
+def test_the_share_of_good_requests_names_those_that_were_cut() -> None:
+    slo = Slo({"ttft": 100})
+    found = analyze_point(
+        MeasuredLoad(
+            LoadPoint(1, "rate", 8.0, "poisson", "x", "f", 3, 0, 9, "complete"),
+            LoadRecords("x", (ServedRequest("a", 1, 9, (2,)), ServedRequest("b", 2, 9, error="not finished", cut=True))),
+            *[Missing("not recorded")] * 3,
+        ),
+        slo,
+    )
+    row = throughput_table([found], slo).rows[0]
+    assert any(getattr(cell, "below", "").endswith(", 1 undecided)") for cell in row)

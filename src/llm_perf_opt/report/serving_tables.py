@@ -47,7 +47,8 @@ def throughput_table(points: Sequence[PointAnalysis], slo: Maybe[Slo]) -> Table:
 
 
 def _share(found: Goodput) -> Cell:
-    return Cell(percent(found.share), found.share, below=f"({percent(found.share_low)} – {percent(found.share_high)})")
+    cut = f", {found.undecided:,} undecided" if found.undecided else ""
+    return Cell(percent(found.share), found.share, below=f"({percent(found.share_low)} – {percent(found.share_high)}{cut})")
 
 
 def _rate(value: float) -> str:

@@ -101,6 +101,19 @@ def test_warm_up_is_left_out_and_failures_are_kept(tmp_path: Path) -> None:
     assert [request.failed for request in load.requests[:4]] == [True, False, True, True]
 
 
+@pytest.mark.parametrize(("duration", "grace", "noted"), [(3.0, 0.0, True), (3.0, 30.0, False), (None, None, False)])
+def test_requests_that_aiperf_does_not_write_are_noted(
+    tmp_path: Path, duration: float | None, grace: float | None, noted: bool
+) -> None:
+    """Its summary names 3.3 s from start to end."""
+    file = tmp_path / AIPERF.name
+    file.write_bytes(AIPERF.read_bytes())
+    summary = json.loads((AIPERF.parent / "profile_export_aiperf.json").read_text())
+    summary["input_config"]["phases"][-1] |= {"duration": duration, "grace_period": grace}
+    (tmp_path / "profile_export_aiperf.json").write_text(json.dumps(summary))
+    assert any("still running after 3 s" in note for note in read_load(file)[0].notes) is noted
+
+
 def changed(file: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     content = json.loads(file.read_text())
     change(content)

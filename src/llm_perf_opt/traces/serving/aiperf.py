@@ -187,11 +187,26 @@ def _with_summary(found: LoadRecords, file: Path) -> LoadRecords:
         kind=kind,
         arrival=arrival,
         own={key: values for key, values in own.items() if values},
-        notes=found.notes,
+        notes=(*found.notes, *_unwritten(summary)),
         model=text_of(model),
         url=text_of(url),
         duration_s=_duration_of(summary),
     )
+
+
+def _unwritten(summary: dict[str, Any]) -> tuple[str, ...]:
+    """Return a note if the measurement ended while requests may have been running: AIPerf 0.13 does not write those."""
+    phase, took = _measured_phase(summary), _duration_of(summary)
+    duration, grace = (number_of(field_of(phase, key)) for key in ("duration", "grace_period"))
+    if duration is None or grace is None or isinstance(took, Missing) or took < duration + grace:
+        return ()
+    return (f"requests that were still running after {duration + grace:g} s were stopped and are not in the file",)
+
+
+def _measured_phase(summary: dict[str, Any]) -> Any:
+    phases = field_of(summary, "input_config", "phases")
+    measured = [phase for phase in phases if field_of(phase, "kind") != "warmup"] if isinstance(phases, list) else []
+    return measured[-1] if measured else None
 
 
 def _duration_of(summary: dict[str, Any]) -> Maybe[float]:
@@ -216,9 +231,7 @@ def _statistics(metric: Any) -> dict[str, float]:
 
 def _load_of(summary: dict[str, Any]) -> tuple[Maybe[float], LoadKind, Maybe[Arrival]]:
     """Return the load of the measured phase: a rate, or a number of requests at a time."""
-    phases = field_of(summary, "input_config", "phases")
-    measured = [phase for phase in phases if field_of(phase, "kind") != "warmup"] if isinstance(phases, list) else []
-    phase = measured[-1] if measured else None
+    phase = _measured_phase(summary)
     arrival = _ARRIVALS.get(str(field_of(phase, "type")), Missing(f"its pattern is {str(field_of(phase, 'type'))[:40]!r}"))
     rate, concurrency = (number_of(field_of(phase, key)) for key in ("rate", "concurrency"))
     if rate is not None and rate > 0:
