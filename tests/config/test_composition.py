@@ -609,6 +609,7 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     values["dataset"].update(image_height=values["dataset"]["image_width"])  # they go together
     values["profiling"].update(clean=True, ceilings=True, passes={})  # a section is of a pass that is installed
     values["profiling"]["ncu"].update(enable=True, kernel_regex=None, substage=None)  # its sections have an effect
+    values["profiling"]["nsys"].update(substage=None)  # of a pass that is enabled
     for name in ("torch", "nvml"):  # ncu needs a timeline, and an exporter is read by the telemetry
         values["profiling"][name]["enable"] = True
     values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together

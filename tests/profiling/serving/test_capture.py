@@ -335,7 +335,7 @@ def running(tmp_path: Path) -> Iterator[str]:
     fault_server = module_from_spec(spec)
     spec.loader.exec_module(fault_server)
     server = fault_server.FaultServer(fault_server.options_of(["--root", str(tmp_path)]))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
@@ -386,7 +386,7 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Dribbling) as server:
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         begun = time.monotonic()
         answer = ask(f"http://127.0.0.1:{server.server_address[1]}/", timeout_s=0.2)
         server.shutdown()

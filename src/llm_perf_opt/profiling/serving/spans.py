@@ -24,6 +24,8 @@ PATH = "/v1/traces"
 _MOST_BYTES = 64 * 2**20
 """The largest export, packed and unpacked. An exporter sends at most some hundred spans at a time, a kilobyte each."""
 _MOST_DIGITS = 12
+_POLL_S = 0.05
+"""How long closing may take to be noticed."""
 _TOO_LARGE = f"it is larger than {_MOST_BYTES >> 20} MiB"
 _IDLE_S = 120.0
 """A connection that is silent for longer is closed."""
@@ -228,7 +230,7 @@ class SpanReceiver:
 
         self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="spans", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="spans", daemon=True)
 
     @property
     def url(self) -> str:
