@@ -7,6 +7,7 @@ import pytest
 
 from builders import MS, clean_timings, in_a_row, model_facts, torch_pass
 from evidence_builders import evidence, stage_evidence
+from llm_perf_opt.analysis.budget import BudgetKey, BudgetRow
 from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.limits.efficiency import efficiency
@@ -290,6 +291,17 @@ def test_speculation_of_an_older_run_pays_too() -> None:
     silent = given(memory_bound(), replace(offer, condition=""))
     unknown = known("one_token_per_step", replace(silent, facts=replace(silent.facts, overheads=costs)))
     assert "did not record" in unknown.because
+
+
+def test_graphs_keep_the_time_that_only_the_unchanged_engine_has() -> None:
+    """Of the 9 ms of idle time per step, 2 ms are not in the trace: no prediction takes them away."""
+    stage = eager()
+    rows = (*stage.budget.rows, BudgetRow(BudgetKey.UNCHANGED, 20 * MS, 0.2))
+    other = replace(stage, budget=replace(stage.budget, rows=rows))
+    plain, kept = (known("eager_engine", given(each, remedy(Remedy.GRAPHS))) for each in (stage, other))
+    for before, after in ((plain.after_ns, kept.after_ns), (plain.after_high_ns, kept.after_high_ns)):
+        assert before is not None
+        assert after == pytest.approx(before + 2 * MS, rel=0.001)
 
 
 def test_speculation_gets_no_credit_for_what_other_changes_save() -> None:

@@ -444,6 +444,10 @@ def test_profiler_inflation() -> None:
 
     assert found("profiler_inflation", given(4.7)) is not None
     assert found("profiler_inflation", given(1.5)) is None
+    nsys = evidence(stage_evidence(), trace_pass="nsys", overheads=(PassOverhead("nsys", 20.0, 1.0, 10),))
+    advised = found("profiler_inflation", nsys)
+    assert advised is not None
+    assert "profiling.torch.preset" not in advised.change, "a setting of another pass"
 
 
 def test_passes_disagree() -> None:
