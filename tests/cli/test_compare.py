@@ -97,6 +97,7 @@ def test_every_command_of_the_page_does_what_it_says(project: Path) -> None:
     assert "<title>Comparison" in (project / "comparison.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "new", "intervals"), [("runs/main/*", "runs/change/*", True), ("runs/main/1", "runs/change/1", False)]
 )

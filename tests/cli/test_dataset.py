@@ -199,6 +199,7 @@ main()
 """The command, which stops in the middle of its work and waits."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_stopping_a_prepare_leaves_nothing_half_made(project: Path, sent: signal.Signals, code: int) -> None:
     write_jsonl(project.parent / "big" / "a.jsonl", RECORDS * 200)

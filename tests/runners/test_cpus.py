@@ -36,6 +36,7 @@ def applied(cpus: str | None, threads: int | None) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @needs_affinity
 def test_every_thread_is_pinned_and_there_is_one_per_cpu() -> None:
     first = min(os.sched_getaffinity(0))
@@ -45,6 +46,7 @@ def test_every_thread_is_pinned_and_there_is_one_per_cpu() -> None:
     assert (found["threads"], found["omp"]) == (1, "1")
 
 
+@pytest.mark.slow
 @needs_affinity
 def test_the_number_of_threads_can_be_given() -> None:
     first = min(os.sched_getaffinity(0))

@@ -118,6 +118,7 @@ def test_compare_reads_each_file_once(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_verifying_findings_reads_the_run_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grounds = Grounds(("a row",), "high", "it was measured")
     larger = ToTry(("runtime.batch_size=2",), "Use more.")

@@ -246,6 +246,7 @@ def test_damaged_files_of_a_run_are_reported(tmp_path: Path) -> None:
         analyze_serving(RunReader.open(folder.path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0, -1, 1e308, 10**30, "x", None])
 def test_impossible_numbers_are_no_traceback(tmp_path: Path, value: object) -> None:
     folder = write_serving_run(tmp_path / "run", [8.0, 16.0], count=20, profiled=8.0)

@@ -266,6 +266,7 @@ def test_two_quiet_equal_runs_differ_by_a_factor_of_two() -> None:
     assert max(medians) / min(medians) > 1.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stage"), TINY_STAGES)
 def test_alternating_equal_runs_are_not_called_different(name: str, stage: str) -> None:
     series = tiny(name, stage)

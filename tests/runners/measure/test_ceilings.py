@@ -432,6 +432,7 @@ def test_the_process_measures_tells_and_writes(tmp_path: Path) -> None:
     assert {row.key for row in found.ceilings.rows} == expected_keys()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
 def test_a_gpu_that_is_not_there_is_refused_by_the_process(tmp_path: Path) -> None:
     code, messages = run_module("--device", "cuda", "--out", str(tmp_path / "out.json"), cache=tmp_path)

@@ -23,6 +23,7 @@ def test_the_work_is_of_sizes_that_common_tiles_divide() -> None:
     assert counter_selftest.SELFTEST_RANGE == "LLM@selftest/"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     said: list[dict[str, Any]] = []

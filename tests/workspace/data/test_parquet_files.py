@@ -94,6 +94,7 @@ def test_an_interrupt_ends_a_long_statement_and_not_the_process(tmp_path: Path, 
     assert (child.returncode, said, told.splitlines()[-1:]) == (0, "", ["stopped"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["file_row_number", "File_Row_Number", "place_0"])
 def test_a_column_called_like_the_databases_own_is_sampled_alike(tmp_path: Path, column: str) -> None:
     chosen = {}

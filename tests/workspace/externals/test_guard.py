@@ -168,6 +168,7 @@ def test_the_first_commit_of_a_repository(tmp_path: Path, upstream: Upstream) ->
     assert set(refused(places)) == {"third_party/github/x"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [("--all",), ("third_party/github/subtree/LICENSE",)])
 def test_the_hook_stops_a_real_commit(how: tuple[str, ...], project: Places) -> None:
     """`git commit -a` and `git commit FILE` give a hook another index than the repository's own."""

@@ -98,6 +98,7 @@ def test_a_pin_changed_in_the_file_is_noticed_and_followed(way: str, project: Pl
     assert state(project) == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ALL)
 @pytest.mark.parametrize("what", ["changed", "added", "deleted"])
 def test_edits_are_seen_and_never_lost(way: str, what: str, project: Places, upstream: Upstream, tmp_path: Path) -> None:
