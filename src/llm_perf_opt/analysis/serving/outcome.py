@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.serving.slo import Goodput, Slo, goodput, share_inter
 from llm_perf_opt.analysis.stats import least_values
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords
+from llm_perf_opt.core.units import percentage
 
 KEEPS_UP = 0.95
 """The least ratio of the rates at which requests end and are sent at which a server keeps up."""
@@ -161,7 +162,7 @@ def _keeps_up(load: LoadOutcome) -> Maybe[bool]:
     if low >= 1 / RESOLVED:
         return True
     return Missing(
-        f"requests end at {low:.0%} to {high:.0%} of the rate at which they are sent (95 % interval): too uncertain; send more"
+        f"requests end at {percentage(low)} to {percentage(high)} of the rate at which they are sent (95 % interval): too uncertain; send more"
     )
 
 
@@ -172,7 +173,11 @@ def _gains(load: LoadOutcome, lower: Sequence[LoadOutcome]) -> Maybe[bool]:
     smaller = [each for each in lower if each.point.asked < load.point.asked]
     before = next((each for each in reversed(smaller) if each.point.asked * RESOLVED <= load.point.asked), None)
     if before is None:
-        return Missing(f"the smaller loads differ by less than {RESOLVED - 1:.0%}: too close to compare") if smaller else True
+        return (
+            Missing(f"the smaller loads differ by less than {percentage(RESOLVED - 1)}: too close to compare")
+            if smaller
+            else True
+        )
     if before.short or before.point.status != "complete":
         return Missing(f"the load before it, {before.point.asked:g} at a time, was too short or is not complete")
     now, then = load.steady_rate, before.steady_rate
