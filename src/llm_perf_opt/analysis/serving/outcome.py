@@ -161,9 +161,8 @@ def _keeps_up(load: LoadOutcome) -> Maybe[bool]:
         return _SHORT
     if low >= 1 / RESOLVED:
         return True
-    return Missing(
-        f"requests end at {percentage(low)} to {percentage(high)} of the rate at which they are sent (95 % interval): too uncertain; send more"
-    )
+    share = f"{percentage(low)} to {percentage(high)}"
+    return Missing(f"requests end at {share} of the rate at which they are sent (95 % interval): too uncertain; send more")
 
 
 def _gains(load: LoadOutcome, lower: Sequence[LoadOutcome]) -> Maybe[bool]:
@@ -173,11 +172,8 @@ def _gains(load: LoadOutcome, lower: Sequence[LoadOutcome]) -> Maybe[bool]:
     smaller = [each for each in lower if each.point.asked < load.point.asked]
     before = next((each for each in reversed(smaller) if each.point.asked * RESOLVED <= load.point.asked), None)
     if before is None:
-        return (
-            Missing(f"the smaller loads differ by less than {percentage(RESOLVED - 1)}: too close to compare")
-            if smaller
-            else True
-        )
+        close = Missing(f"the smaller loads differ by less than {percentage(RESOLVED - 1)}: too close to compare")
+        return close if smaller else True
     if before.short or before.point.status != "complete":
         return Missing(f"the load before it, {before.point.asked:g} at a time, was too short or is not complete")
     now, then = load.steady_rate, before.steady_rate
