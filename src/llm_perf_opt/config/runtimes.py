@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_perf_opt.config.registry import Declared, declared, load
-from llm_perf_opt.config.serving import Server
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.stages import MIXED_STEP, STEP, Stage
+
+if TYPE_CHECKING:
+    from llm_perf_opt.config.serving import Server
 
 GROUP = "llm_perf_opt.runners"
 OWN_OPTION = "engine"
@@ -68,7 +70,7 @@ class Runtime:
     """Given `runtime.engine`: whether the thread that launches the work marks prefill and decode steps."""
     separate: str = ""
     """How to separate prefill and decode if the engine ran them together; shown to the user."""
-    server: Server | None = None
+    server: "Server | None" = None
     """Its OpenAI-compatible server, for `llm-perf serve`; None: it has none."""
     provided_by: str = field(default="", kw_only=True)
     """The distribution that provides the entry point; empty for a built-in runtime."""
