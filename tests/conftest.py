@@ -125,24 +125,22 @@ def chromium() -> Iterator["Chromium"]:
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """An interpreter that has the real vLLM and this package: `make vllm-venv` makes one."""
-    named = os.environ.get("LLM_PERF_VLLM_PYTHON")
-    found = Path(named) if named else Path(__file__).parent.parent / ".venv-vllm" / "bin" / "python"
-    if not found.exists():
-        message = f"there is no vLLM: {found} does not exist (make vllm-venv)"
-        if os.environ.get("LLM_PERF_REQUIRE_VLLM"):  # set where it was installed on purpose
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
+    return _interpreter("vllm", "VLLM", "vllm-venv")
 
 
 @pytest.fixture(scope="session")
 def aiperf_python() -> Path:
     """An interpreter that has the real AIPerf: `make aiperf-venv` makes one."""
-    named = os.environ.get("LLM_PERF_AIPERF_PYTHON")
-    found = Path(named) if named else Path(__file__).parent.parent / ".venv-aiperf" / "bin" / "python"
+    return _interpreter("aiperf", "AIPERF", "aiperf-venv")
+
+
+def _interpreter(name: str, required: str, target: str) -> Path:
+    """The interpreter of an environment such as .venv-vllm; without it the test is skipped, or fails where it is required."""
+    named = os.environ.get(f"LLM_PERF_{name.upper()}_PYTHON")
+    found = Path(named) if named else Path(__file__).parent.parent / f".venv-{name.replace('_', '-')}" / "bin" / "python"
     if not found.exists():
-        message = f"there is no AIPerf: {found} does not exist (make aiperf-venv)"
-        if os.environ.get("LLM_PERF_REQUIRE_AIPERF"):  # set where it was installed on purpose
+        message = f"there is no {name}: {found} does not exist (make {target})"
+        if os.environ.get(f"LLM_PERF_REQUIRE_{required}"):  # set where it was installed on purpose
             pytest.fail(message)
         pytest.skip(message)
     return found
@@ -151,15 +149,4 @@ def aiperf_python() -> Path:
 @pytest.fixture(scope="session")
 def engine_python() -> Callable[[str], Path]:
     """Returns an interpreter that has the named engine and this package: `make engine-venvs` makes them."""
-
-    def find(name: str) -> Path:
-        named = os.environ.get(f"LLM_PERF_{name.upper()}_PYTHON")
-        found = Path(named) if named else Path(__file__).parent.parent / f".venv-{name.replace('_', '-')}" / "bin" / "python"
-        if not found.exists():
-            message = f"there is no {name}: {found} does not exist (make engine-venvs)"
-            if os.environ.get("LLM_PERF_REQUIRE_ENGINES"):  # set where they were installed on purpose
-                pytest.fail(message)
-            pytest.skip(message)
-        return found
-
-    return find
+    return lambda name: _interpreter(name, "ENGINES", "engine-venvs")

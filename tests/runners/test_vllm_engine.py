@@ -6,56 +6,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from docs_commands import commands
+from engine_runs import QUIET, SHORT, llm_perf, run, save_model, timings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-MODEL = {
-    "vocab_size": 256, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": True,
-}  # fmt: skip
 SHAPE = ["runtime.batch_size=2", "runtime.prompt_tokens=12", "runtime.num_new_tokens=6", "model.dtype=fp32", "hardware=cpu"]
-SHORT = ["runtime.max_warmup=4", "runtime.min_repeats=6", "runtime.max_repeats=6", "profiling.ceilings=false"]
-QUIET = ["profiling.nvml.enable=false"]
-
-
-def llm_perf(python: Path | str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The command, run by an interpreter; this checkout's code in either."""
-    root = Path(__file__).parents[2] / "src"
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    argv = [str(python), "-m", "llm_perf_opt", *words]
-    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False)
-
-
-def run(python: Path | str, folder: Path, *words: str) -> Path:
-    done = llm_perf(python, "run", "--json", "-q", *words, *SHORT, *QUIET, f"hydra.run.dir={folder}", cwd=folder.parent)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["status"] == "complete"
-    return folder
-
-
-def timings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "raw/clean/timings.json").read_text())
-    return found
 
 
 @pytest.fixture(scope="module")
 def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("model") / "small"
-    made = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **MODEL), dtype=torch.float32)
-    for tensor in made.parameters():
-        torch.nn.init.normal_(tensor, std=0.2)  # far enough apart that the order of additions decides no token
-    made.save_pretrained(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("model") / "small")
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ class EngineRemedy:
     change: str
     """The change as a sentence, in the words of the engine."""
     now: str
-    """What the engine runs with, in its own words."""
+    """The current setting, as the engine names it."""
     before: float = 0.0
     after: float = 0.0
     condition: str = ""

@@ -287,7 +287,7 @@ def _uncosted(folder: Path, prompts: "Prompts") -> str:
 
 
 class _SessionProfiler:
-    """ONNX Runtime's own profiler. It records from loading a model to releasing it, so each recording loads it anew."""
+    """ONNX Runtime's own profiler. A recording lasts as long as the model is loaded, so each one loads it again."""
 
     def __init__(self, runner: OnnxRuntimeGenAiRunner, folder: Path) -> None:
         self._runner = runner

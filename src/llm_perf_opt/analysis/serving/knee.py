@@ -73,7 +73,7 @@ class Knee:
 
 
 def find_knee(points: Sequence[PointAnalysis], slots: Maybe[int]) -> Maybe[Knee]:
-    """Return the knee over the loads of one curve. `slots`: requests that the server runs at a time, if it was told."""
+    """Return the knee over the loads of one curve. `slots`: how many requests the server runs at a time, if known."""
     ordered = one_per_load(points)
     usable = [point for point in ordered if point.unusable is None]
     if len(usable) < 2:

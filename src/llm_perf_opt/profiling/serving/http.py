@@ -110,7 +110,7 @@ def ask(url: str, *, body: dict[str, Any] | None = None, post: bool = False, tim
             return Answered(error.code, _rest(error))
     except (OSError, ValueError) as error:  # refused, reset, timed out; http.client raises ValueErrors
         return Answered(0, why=str(getattr(error, "reason", "") or error) or type(error).__name__)
-    except Exception as error:  # noqa: BLE001 - http.client.HTTPException and its kin: a broken answer is no answer
+    except http.client.HTTPException as error:  # a broken answer is no answer
         return Answered(0, why=f"{type(error).__name__}: {error}")
 
 
@@ -128,7 +128,7 @@ def _body(response: Any) -> bytes:
 def _rest(error: urllib.error.HTTPError) -> bytes:
     try:
         return _body(error.fp) if hasattr(error.fp, "read1") else b""
-    except Exception:  # noqa: BLE001 - the code is the answer; its text may be cut off
+    except (OSError, ValueError, http.client.HTTPException):  # the code is the answer; its text may be cut off
         return b""
 
 
