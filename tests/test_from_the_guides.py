@@ -191,6 +191,7 @@ def test_the_runner_alone_says_what_it_will_not_do(plain: Path) -> None:
 
 def test_the_timeline_of_the_guide_is_recorded(real_nsys: Path, plain: Path) -> None:
     """The gate `range@LLM` is the literal name of a range: the runner opens it when it is started alone."""
+    from llm_perf_opt.profiling.vendor.logs import AGENT_LOST, nsys_log_problems
     from llm_perf_opt.profiling.vendor.tool_pass import export_nsys
     from llm_perf_opt.traces.nsys_sqlite import read_nsys
 
@@ -198,13 +199,17 @@ def test_the_timeline_of_the_guide_is_recorded(real_nsys: Path, plain: Path) -> 
     inputs = plain / "tmp" / "for-nsys" / "inputs.yaml"
     (plain / "tmp" / "stage2" / "nsys").mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join([str(Path(sys.executable).parent), str(real_nsys.parent), os.environ["PATH"]])
-    done = subprocess.run(
-        ["bash", "-c", NSYS.replace("/abs/path/inputs.yaml", str(inputs))],
-        cwd=plain, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=HANG_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, "nsys ends the program with its range, and the program finishes all the same"
+    for _start in range(3):  # nsys itself fails in about 1 of 80 starts on a busy machine; `llm-perf run` restarts it
+        done = subprocess.run(
+            ["bash", "-c", NSYS.replace("/abs/path/inputs.yaml", str(inputs))],
+            cwd=plain, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=HANG_S, check=False,
+        )  # fmt: skip
+        said = done.stdout + done.stderr
+        if done.returncode == 0 or AGENT_LOST not in {problem.id for problem in nsys_log_problems(said)}:
+            break
+    assert done.returncode == 0, said
     report = plain / "tmp" / "stage2" / "nsys" / "run.nsys-rep"
-    assert report.stat().st_size > 0, done.stdout + done.stderr
+    assert report.stat().st_size > 0, said
     sqlite = report.with_suffix(".sqlite")
     export_nsys(real_nsys, report, sqlite, log=plain / "log.txt")
     trace = read_nsys(sqlite)
