@@ -216,12 +216,15 @@ def test_reports_ask_seldom_whether_a_value_is_missing() -> None:
     assert len(asked) <= 50
 
 
-def test_help_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    "shown", ["cli.app", "workflows.analyze_trace, llm_perf_opt.report.trace_document"], ids=["help", "a cached analysis"]
+)
+def test_what_is_shown_at_once_loads_nothing_heavy(shown: str) -> None:
     from llm_perf_opt.core.processes import ask
 
-    code = "import sys; from llm_perf_opt.cli import app; print(sorted({name.split('.')[0] for name in sys.modules}))"
+    code = f"import sys, llm_perf_opt.{shown}; print(sorted({{name.split('.')[0] for name in sys.modules}}))"
     loaded = set(ast.literal_eval(ask([sys.executable, "-c", code]) or "[]"))
-    assert "typer" in loaded
+    assert "llm_perf_opt" in loaded
     assert not loaded & {*HEAVY, "hydra", "omegaconf", "numpy", "duckdb", "plotly", "rich", "psutil"}
 
 

@@ -18,9 +18,6 @@ from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import duration, percentage
 
-UNPROFILED = "the unprofiled pass"
-"""How `wall_source` begins if the wall time is unprofiled."""
-
 
 class BudgetKey(str, Enum):
     """A row of the budget, in the order of the report."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.budget import UNPROFILED, BudgetFacts, BudgetKey, StageBudget, stage_budget
+from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, StageBudget, stage_budget
 from llm_perf_opt.analysis.kernels.classes import class_of_work
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
@@ -25,6 +25,7 @@ from llm_perf_opt.analysis.trace.accounting import (
     overlap_of,
     side_by_side_notes,
 )
+from llm_perf_opt.analysis.trace.document import UNPROFILED
 from llm_perf_opt.analysis.trace.host_calls import Fusion, HostCallCounts, fusion_of, host_calls, within_device
 from llm_perf_opt.analysis.trace.host_time import HostTime
 from llm_perf_opt.analysis.trace.idle import IdleCause

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, note_debug, print_json, verb_group
-from llm_perf_opt.config.schema import PROJECT_CONF
 from llm_perf_opt.core.errors import LlmPerfError
+from llm_perf_opt.core.user_files import PROJECT_CONF
 from llm_perf_opt.workspace.data.layout import DATASETS_ROOT, MODELS_ROOT, SOURCE, DatasetTree, given_root
 
 if TYPE_CHECKING:

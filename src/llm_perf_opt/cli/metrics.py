@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, verb_group
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.missing import Missing
 
 app = verb_group(
     "metrics", "Look up hardware counters: the named sets, the counters of a set on a chip, and whether a name exists."

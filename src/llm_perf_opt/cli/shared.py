@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from llm_perf_opt.config.choices import GROUPS, HARDWARE_HINT, keys_like
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, did_you_mean, nearest
 from llm_perf_opt.core.terminal import json_text
 
@@ -88,6 +87,8 @@ class WithOverrides(TyperCommand):
 
 
 def _refuse_setting(option: str, name: str) -> None:
+    from llm_perf_opt.config.choices import GROUPS, HARDWARE_HINT, keys_like
+
     keys = [f"{name}=OPTION"] if name in GROUPS else [f"{key}=VALUE" for key in keys_like(name, exactly=True)]
     if keys:
         raise ConfigError(

@@ -7,7 +7,6 @@ from typing import Any
 
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import (
-    FOLDER_NAME,
     DatasetConfig,
     HardwareConfig,
     ModelConfig,
@@ -19,6 +18,7 @@ from llm_perf_opt.config.schema import (
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.host import parse_cpu_list
 from llm_perf_opt.core.stages import STAGE_NAMES
+from llm_perf_opt.core.user_files import FOLDER_NAME
 
 _RANGES: dict[str, tuple[float, float]] = {
     "model.seed": (0, 2**63 - 1),

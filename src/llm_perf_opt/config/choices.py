@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes
-from llm_perf_opt.config.schema import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, ProjectConfig, RunConfig
+from llm_perf_opt.config.schema import ProjectConfig, RunConfig
 from llm_perf_opt.core.errors import ConfigError, close_names, words_of
-from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, read_text
 
 CONF_MODULE = "llm_perf_opt.config.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")

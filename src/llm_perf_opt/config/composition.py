@@ -32,11 +32,11 @@ from llm_perf_opt.config.guide_keys import ON_THE_COMMAND_LINE, RUN_DIR, RUNS_CO
 from llm_perf_opt.config.hydra_composition import SEE_HELP, HydraResult, UnknownOptionError, compose_values, first_sentence
 from llm_perf_opt.config.passes import check_sections
 from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes, listed
-from llm_perf_opt.config.schema import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, ProjectConfig, RunConfig
+from llm_perf_opt.config.schema import ProjectConfig, RunConfig
 from llm_perf_opt.config.values import build, current, current_key, is_added
 from llm_perf_opt.config.weights import RANDOM_SUFFIX, choose_weights
 from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest
-from llm_perf_opt.core.user_files import check_folder
+from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, check_folder
 
 if TYPE_CHECKING:
     from llm_perf_opt.config.project_files import OwnFile

@@ -1,8 +1,6 @@
 """The typed configuration of a run. No I/O: `composition.py` fills it from YAML and overrides, `checks.py` checks it."""
 
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
@@ -289,11 +287,3 @@ class RunConfig:
     hardware: HardwareConfig
     profiling: ProfilingConfig
     project: ProjectConfig = field(default_factory=ProjectConfig)
-
-
-PROJECT_CONF = Path("conf")
-"""Options of the project in the current directory; `llm-perf dataset add` writes there."""
-PROJECT_MODELS = Path("models")
-"""Links to folders of weights; `llm-perf model link` writes there."""
-FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""A safe folder name: no path, not hidden, nothing that a shell or a page would interpret."""

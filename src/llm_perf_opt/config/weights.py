@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.config.schema import PROJECT_MODELS
 from llm_perf_opt.core.errors import ConfigError, ParseError
-from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.core.user_files import PROJECT_MODELS, read_bytes
 
 RANDOM_SUFFIX = "_random"
 """The end of the name of a run folder if the weights are random."""

@@ -33,6 +33,9 @@ class TextUse:
 
 SCHEMA = 1
 """Version of the files in a run folder. Incremented when an older reader would misread newer files."""
+SERVER = "server"
+"""The server's name in `raw/` and run.json."""
+LOAD_PREFIX = "load_"
 
 _NOT_RECORDED = Missing("not recorded")
 
@@ -341,6 +344,11 @@ class Drift:
 
 PassStatus = Literal["pending", "started", "complete", "failed", "skipped"]
 RunStatus = Literal["complete", "partial", "failed"]
+
+
+def load_name(number: int) -> str:
+    """Return the name of a load in `raw/` and run.json."""
+    return f"{LOAD_PREFIX}{number:02}"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
-from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
-from llm_perf_opt.core.serving_records import LOAD_PREFIX, SERVER
+from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
 from llm_perf_opt.core.user_files import COMPRESSED, check_folder, present, read_text, read_unpacked
 
 R = TypeVar("R")

@@ -12,16 +12,8 @@ _NOT_RECORDED = Missing("not recorded")
 _NOT_REPORTED = Missing("the server does not report it")
 _NO_METRICS = Missing("the server has no metrics")
 
-SERVER = "server"
-"""The server's name in `raw/` and run.json."""
-LOAD_PREFIX = "load_"
 POINT_FILE, METRICS_FILE, SPANS_FILE = "point.json", "metrics.jsonl", "spans.jsonl"
 """The files of a load that llm-perf writes; the others are the generator's."""
-
-
-def load_name(number: int) -> str:
-    """Return the name of a load in `raw/` and run.json."""
-    return f"{LOAD_PREFIX}{number:02}"
 
 
 LoadKind = Literal["rate", "concurrency"]

@@ -7,6 +7,7 @@ are read: their reported size is wrong, and some block too. All of these are ref
 import gzip
 import io
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,12 @@ from pathlib import Path
 
 from llm_perf_opt.core.errors import ConfigError, ParseError
 
+PROJECT_CONF = Path("conf")
+"""Options of the project in the current directory; `llm-perf dataset add` writes there."""
+PROJECT_MODELS = Path("models")
+"""Links to folders of weights; `llm-perf model link` writes there."""
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""A safe folder name: no path, not hidden, nothing that a shell or a page would interpret."""
 _KERNEL = ("/proc", "/sys")
 _KINDS = {
     stat.S_IFIFO: "a named pipe",

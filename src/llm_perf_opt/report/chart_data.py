@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, log10
 from typing import Literal
 
-from llm_perf_opt.analysis.budget import UNPROFILED, BudgetKey
+from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import UNITS
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import ComponentEfficiency, Efficiency, StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.trace.document import BudgetTable
+from llm_perf_opt.analysis.trace.document import UNPROFILED, BudgetTable
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import FLOP_RATE, duration, in_unit, scaled

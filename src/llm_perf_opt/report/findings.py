@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.analysis.budget import UNPROFILED
-from llm_perf_opt.analysis.trace.document import OVERLAP, BudgetTable, Finding, TraceAnalysis
+from llm_perf_opt.analysis.trace.document import OVERLAP, UNPROFILED, BudgetTable, Finding, TraceAnalysis
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations
 from llm_perf_opt.report.document import Advice, AdviceCards, Banner, Block, Cell, Column, Item, Paragraph, Table, cell, numbers

@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.serving.generator import issued_rate
 from llm_perf_opt.analysis.serving.slo import parse_slo
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.missing import Missing
-from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
+from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, load_name
 from llm_perf_opt.core.run_folder import RunFolder, disk_error, write_record, write_whole
 from llm_perf_opt.core.serving_records import (
     METRICS_FILE,
@@ -24,7 +24,6 @@ from llm_perf_opt.core.serving_records import (
     LoadRecords,
     MetricsSample,
     ServerFacts,
-    load_name,
 )
 from llm_perf_opt.traces.serving.aiperf import summary_of
 from llm_perf_opt.traces.serving.json_files import head_of

@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 
 from llm_perf_opt.config.composition import Composed
-from llm_perf_opt.config.schema import FOLDER_NAME
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.user_files import FOLDER_NAME
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.profiling.preflight import refuse_early
 from llm_perf_opt.profiling.serving.capture import capture_serving

@@ -7,6 +7,8 @@ import msgspec
 
 ON_CPU = "CPU"
 """The device of a trace without device work."""
+UNPROFILED = "the unprofiled pass"
+"""How `wall_source` begins if the wall time is unprofiled."""
 OVERLAP = "Savings overlap, so do not add them: what one change saves, another cannot save again."
 
 

@@ -18,9 +18,9 @@ from llm_perf_opt.config.composition import config_to_yaml
 from llm_perf_opt.config.serving import LoadRequest
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, interrupted
 from llm_perf_opt.core.missing import Maybe, Missing
-from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
+from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord, load_name
 from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
-from llm_perf_opt.core.serving_records import LOAD_PREFIX, SERVER, ServerFacts, load_name
+from llm_perf_opt.core.serving_records import ServerFacts
 from llm_perf_opt.profiling.passes import Listener, begin_pass, closed
 from llm_perf_opt.profiling.provenance import environment
 from llm_perf_opt.profiling.serving.http import check_lengths, check_request, served_model

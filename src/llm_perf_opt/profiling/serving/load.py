@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.serving.slo import Slo
 from llm_perf_opt.config.serving import LoadRequest
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
-from llm_perf_opt.core.records import PassRecord
+from llm_perf_opt.core.records import PassRecord, load_name
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.serving_records import (
     METRICS_FILE,
@@ -25,7 +25,6 @@ from llm_perf_opt.core.serving_records import (
     LoadRecords,
     ServedRequest,
     ServerFacts,
-    load_name,
 )
 from llm_perf_opt.profiling.passes import TICK, Listener, begin_pass
 from llm_perf_opt.profiling.serving.generators import LocatedGenerator, generator_environment

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from llm_perf_opt.config.serving import LoadRequest, Server
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
+from llm_perf_opt.core.records import load_name
 from llm_perf_opt.core.run_folder import write_record
-from llm_perf_opt.core.serving_records import POINT_FILE, load_name
+from llm_perf_opt.core.serving_records import POINT_FILE
 from llm_perf_opt.profiling.serving.http import ask
 from llm_perf_opt.profiling.serving.load import Driven, Rig, drive
 

@@ -16,9 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.config.schema import FOLDER_NAME, PROJECT_MODELS
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
-from llm_perf_opt.core.user_files import check_ordinary
+from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_MODELS, check_ordinary
 from llm_perf_opt.workspace.data.formats import may_have_records
 
 DATASETS_ROOT = Path("datasets")
