@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 OVERRIDES ?=
+PIP_OPTIONS ?=
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 AIPERF_VENV ?= .venv-aiperf
@@ -45,7 +46,7 @@ bench: $(INSTALLED)  ## what measuring costs, against a bare loop; how fast vari
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "llm-perf-opt needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 vllm-venv: $(VLLM_INSTALLED)  ## vLLM for the CPU in an environment of its own (0.8 GB to fetch, 3.5 GB on disk); the tests use it

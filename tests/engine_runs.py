@@ -58,10 +58,10 @@ def save_model(folder: Path, model_type: str = "qwen2", **fields: Any) -> Path:
     return folder
 
 
-def requests(python: Path | str, *configurations: list[str]) -> list[dict[str, Any]]:
+def requests(python: Path | str, *configurations: list[str], **variables: str) -> list[dict[str, Any]]:
     """What an engine does with each configuration: its facts, tokens and times, or its error. One process for all."""
     root = Path(__file__).parents[1] / "src"
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **variables}
     argv = [str(python), __file__, json.dumps(configurations)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
@@ -87,7 +87,7 @@ def request(words: list[str]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error.fact}", "remedy": error.remedy}
     runner = session.runner
     values = {"tokens": meter.tokens(), "iterations": iterations, "runtime": runner.runtime, "model": runner.facts}
-    values |= {"inseparable": getattr(meter, "inseparable", ""), "unstepped": getattr(meter, "unstepped", "")}
+    values |= {name: getattr(meter, name, None) for name in ("inseparable", "unstepped", "held_back")}
     found: dict[str, Any] = msgspec.to_builtins({**values, "load_s": session.load_s, "prompts": session.prompts.lengths})
     return found
 

@@ -144,7 +144,12 @@ def test_what_it_runs_together_it_says_how_to_keep_apart(tmp_path: Path) -> None
     run = tmp_path / "run"
     words = ["run", "-q", "runtime=echo", "profiling=none", *SHORT, f"hydra.run.dir={run}"]
     assert llm_perf(*words, cwd=tmp_path, site=site).returncode == 0
-    assert "Echo less at a time." in (run / "report.md").read_text()
+    report = (run / "report.md").read_text()
+    assert "Echo less at a time." in report
+    assert "| Time per output token (TPOT) | n/a (" in report
+    assert "): it echoes at once\n" in report
+    assert "| Time to first token (TTFT) | n/a" not in report
+    assert "| &nbsp;&nbsp;prefill |" not in report
 
 
 def test_the_packages_runtimes_are_declared_without_loading_torch() -> None:

@@ -3,15 +3,17 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from docs_commands import commands
-from engine_runs import QUIET, SHORT, llm_perf, run, save_model, timings
+from engine_runs import QUIET, SHORT, llm_perf, requests, run, save_model, timings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -94,19 +96,6 @@ def test_what_the_torch_pass_changes_is_stated_with_its_cost(by_vllm: Path) -> N
     assert "**Memory: reserved by the engine, and needed**" in report
 
 
-def test_its_times_are_those_of_a_bare_script(vllm_python: Path, tmp_path: Path) -> None:
-    """Loose: the processes of the engine share the cores with whatever else runs here."""
-    root = Path(__file__).parents[2]
-    words = [*SHAPE, "runtime.num_new_tokens=32", "runtime.max_repeats=10", "runtime.engine.enforce_eager=true"]
-    argv = [str(vllm_python), str(root / "benchmarks/engine_overhead.py"), "--model", "tiny", *words]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
-    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    found = json.loads(done.stdout)
-    assert 1 / 2 < found["ratio"] < 2, done.stdout
-    assert found["bare"][0]["core_in_own_process"]
-    assert found["llm_perf"][0]["inseparable"] == ""
-
-
 def test_stages_are_the_whole_request(by_vllm: Path) -> None:
     found = timings(by_vllm)
     assert found["clock"] == "host clock"
@@ -147,50 +136,22 @@ SHOWN = [words[1:] for words in commands("runtimes.md") if "runtime=vllm" in wor
 """The page's own commands, without the verb."""
 
 
-def test_random_weights_and_texts_of_different_length(vllm_python: Path, tmp_path: Path) -> None:
-    (words,) = [words for words in SHOWN if not any("max_num_batched_tokens" in word for word in words)]
-    more = ["dataset=sample_prompts", "runtime.num_new_tokens=3", "hardware=cpu", "profiling=none"]
-    folder = run(vllm_python, tmp_path / "run", *words, *more)
-    found = timings(folder)
-    assert found["runtime"]["engine"]["load_format"] == "dummy"
-    assert not Path(found["runtime"]["engine"]["model"]).exists(), "the folder without weights is cleared away"
-    assert len(set(found["workload"]["prompt_tokens"])) == 2
-    assert "without padding" in found["runtime"]["uncosted"]
-    assert "padded on the left" not in (folder / "report.md").read_text()
-
-
-def test_chunked_prefill_is_not_told_apart(vllm_python: Path, tmp_path: Path) -> None:
-    (words,) = [words for words in SHOWN if any("max_num_batched_tokens" in word for word in words)]
-    folder = run(vllm_python, tmp_path / "run", *words, "runtime.num_new_tokens=6", "hardware=cpu", "profiling=none")
-    why = timings(folder)["runtime"]["inseparable"]
-    assert "some sequences decoded while others were still in prefill" in why
-    assert timings(folder)["runtime"]["held_back"] is False, "none waited for another to end"
-    report = (folder / "report.md").read_text()
-    assert "| Time per output token (TPOT) | n/a (" in report
-    assert f"): {why}\n" in report
-    assert "| Time to first token (TTFT) | n/a" not in report
-    assert "| &nbsp;&nbsp;prefill |" not in report
-    assert f"## Roofline\n\n**Roofline:** n/a: {why}" in report
-
-
-@pytest.mark.parametrize("new_tokens", [64, 10], ids=["amid decode", "at its last token"])
-def test_a_preempted_sequence_is_not_told_apart(vllm_python: Path, tmp_path: Path, new_tokens: int) -> None:
-    """Four blocks hold both prompts, but not what they grow to: one is put out, and its prompt is computed again in decode."""
-    words = [
-        "runtime.batch_size=2",
-        "runtime.prompt_tokens=120",
-        f"runtime.num_new_tokens={new_tokens}",
-        "runtime.engine.enforce_eager=true",
-    ]
-    few = ["runtime.engine.num_gpu_blocks_override=4", "hardware=cpu", "profiling=none"]
-    folder = run(vllm_python, tmp_path / "run", "runtime=vllm", "model=tiny", *words, *few)
-    why = timings(folder)["runtime"]["inseparable"]
-    assert "some sequences decoded while others were held back" in why
-    assert timings(folder)["runtime"]["held_back"] is True
-    report = (folder / "report.md").read_text()
-    assert "| Time per output token (TPOT) | n/a (" in report
-    assert f"): {why}\n" in report
-    assert "the cache (kv_cache_memory_bytes" in report.replace("\\_", "_")
+EAGER = "runtime.engine.enforce_eager=true"
+TINY = ["runtime=vllm", "model=tiny", "hardware=cpu", EAGER]
+FEW_BLOCKS = ["runtime.batch_size=2", "runtime.prompt_tokens=120", "runtime.engine.num_gpu_blocks_override=4"]
+"""Four blocks hold both prompts, but not what they grow to: one is put out, and its prompt is computed again in decode."""
+(CHUNKED,) = [words for words in SHOWN if any("max_num_batched_tokens" in word for word in words)]
+(UNEVEN,) = [words for words in SHOWN if words != CHUNKED]
+CASES = {
+    "chunked": [*CHUNKED, "runtime.num_new_tokens=6", "hardware=cpu", EAGER],
+    "uneven": [*UNEVEN, "dataset=sample_prompts", "runtime.num_new_tokens=3", "hardware=cpu", EAGER],
+    "preempted amid decode": [*TINY, *FEW_BLOCKS, "runtime.num_new_tokens=64"],
+    "preempted at its last token": [*TINY, *FEW_BLOCKS, "runtime.num_new_tokens=10"],
+    "fewer layers": [*TINY, *SHAPE, "runtime.engine.hf_overrides.num_hidden_layers=1"],
+    "unknown": [*TINY, "runtime.engine.max_num_seq=3"],
+    "set elsewhere": [*TINY, "runtime.engine.dtype=float16"],
+    "refused": [*TINY, "runtime.engine.max_num_batched_tokens=1", "runtime.engine.max_num_seqs=2"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +162,57 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     file.write_text("".join(json.dumps({"text": f"{common}Number {number}, at the end."}) + "\n" for number in range(3)))
     sizes = ["runtime.batch_size=3", "runtime.prompt_tokens=400", "runtime.num_new_tokens=3", "hardware=cpu"]
     return ["dataset=sample_prompts", f"dataset.path={file}", *sizes, "model.dtype=fp32", "runtime.engine.enforce_eager=true"]
+
+
+@pytest.fixture(scope="module")
+def cases(vllm_python: Path, alike: list[str]) -> dict[str, dict[str, Any]]:
+    """What the engine does with each of them. Its core stays in the process, which is started once: importing takes longest."""
+    given = {**CASES, "cached": ["runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true"]}
+    return dict(zip(given, requests(vllm_python, *given.values(), VLLM_ENABLE_V1_MULTIPROCESSING="0"), strict=True))
+
+
+def test_random_weights_and_texts_of_different_length(cases: dict[str, dict[str, Any]]) -> None:
+    found = cases["uneven"]
+    assert found["runtime"]["engine"]["load_format"] == "dummy"
+    assert not Path(found["runtime"]["engine"]["model"]).exists(), "the folder without weights is cleared away"
+    assert len(set(found["prompts"])) == 2
+    assert "without padding" in found["runtime"]["uncosted"]
+
+
+@pytest.mark.parametrize("case", ["preempted amid decode", "preempted at its last token"])
+def test_a_preempted_sequence_is_not_told_apart(cases: dict[str, dict[str, Any]], case: str) -> None:
+    found = cases[case]
+    assert "some sequences decoded while others were held back" in found["inseparable"]
+    assert found["held_back"] is True
+
+
+def test_another_configuration_is_not_costed(cases: dict[str, dict[str, Any]]) -> None:
+    why = cases["fewer layers"]["runtime"]["uncosted"]
+    assert "hf_overrides={'num_hidden_layers': 1} changes the model's configuration" in why
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("unknown", "ConfigError: .*no such engine argument. Did you mean 'max_num_seqs'?"),
+        ("set elsewhere", "ConfigError: .*runtime.engine.dtype is set by model.dtype"),
+        ("refused", "ResourceError: .*cannot open this model"),
+    ],
+)
+def test_what_the_engine_does_not_take_is_refused(cases: dict[str, dict[str, Any]], case: str, said: str) -> None:
+    assert re.match(said, cases[case]["error"]), cases[case]
+
+
+def test_chunked_prefill_is_not_told_apart(cases: dict[str, dict[str, Any]]) -> None:
+    found = cases["chunked"]
+    assert "some sequences decoded while others were still in prefill" in found["inseparable"]
+    assert found["held_back"] is False, "none waited for another to end"
+
+
+def test_a_shared_prefix_is_not_costed(cases: dict[str, dict[str, Any]]) -> None:
+    found = cases["cached"]["runtime"]
+    assert "their prefill is not computed" in found["uncosted"]
+    assert found["engine"]["enable_prefix_caching"] is True
 
 
 def test_a_finding_is_an_argument_of_the_engine_and_is_tried(
@@ -226,39 +238,11 @@ def test_a_finding_is_an_argument_of_the_engine_and_is_tried(
 
 def test_sequences_share_a_prefix_and_requests_do_not(vllm_python: Path, tmp_path: Path, alike: list[str]) -> None:
     """After warm-up and repeats, the profiled request still computes the prefix: 400 + 2 × 16 tokens."""
-    cached = run(
-        vllm_python, tmp_path / "cached", "runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true"
-    )
-    assert "their prefill is not computed" in timings(cached)["runtime"]["uncosted"]
+    words = ["runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true", "profiling.clean=false"]
+    cached = run(vllm_python, tmp_path / "cached", *words)
     with gzip.open(cached / "raw/torch/trace.json.gz") as file:
         names = {event["name"] for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"}
     assert "execute_context_3(432)_generation_0(0)" in names
-    report = (cached / "report.md").read_text()
-    assert "emptied before every request" in report
-    assert "## Roofline\n\n**Roofline:** n/a: the engine reuses cached prompts" in report
-
-
-def test_another_configuration_is_not_costed(vllm_python: Path, tmp_path: Path) -> None:
-    shared = ["runtime=vllm", "model=tiny", *SHAPE, "runtime.engine.enforce_eager=true", "profiling=none"]
-    fewer = run(vllm_python, tmp_path / "fewer", *shared, "runtime.engine.hf_overrides.num_hidden_layers=1")
-    assert "hf_overrides={'num_hidden_layers': 1} changes the model's configuration" in timings(fewer)["runtime"]["uncosted"]
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["runtime.engine.max_num_seq=3"], 2, "no such engine argument. Did you mean 'max_num_seqs'?"),
-        (["runtime.engine.dtype=float16"], 2, "runtime.engine.dtype is set by model.dtype"),
-        (["runtime.engine.max_num_batched_tokens=1", "runtime.engine.max_num_seqs=2"], 3, "cannot open this model"),
-    ],
-)
-def test_what_the_engine_does_not_take_is_refused(
-    vllm_python: Path, tmp_path: Path, words: list[str], code: int, said: str
-) -> None:
-    done = llm_perf(
-        vllm_python, "run", "-q", "runtime=vllm", "model=tiny", *words, "hardware=cpu", "profiling=none", cwd=tmp_path
-    )
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
 def test_nsys_sees_the_engines_stages(vllm_python: Path, saved_model: Path, real_nsys: Path, tmp_path: Path) -> None:
