@@ -598,7 +598,7 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
     return by_type[kind]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(values_of(RunConfig, ""))
 def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
     values["model"]["architecture"]["model_type"] = "llama"

@@ -355,7 +355,7 @@ def test_hostile_reasons_stay_reasons(name: str) -> None:
     assert len(summary.headings) == len(operators.headings) == 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.text(alphabet="\\`*_[]()<>|#~$!&;=+-.:a1 \n\t", min_size=1, max_size=12))
 def test_any_names_stay_names(name: str) -> None:
     page, _, _ = read_all(called("x" + name))

@@ -91,6 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_run_reads_each_file_once(run: Path) -> None:
     assert (run / "report.md").is_file()
 

@@ -207,6 +207,7 @@ def test_the_spread_between_processes_is_measured() -> None:
     assert np.median([spread for spread in spreads if not isinstance(spread, Missing)]) == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_slowdown_of_5_percent_in_2_percent_noise_is_found() -> None:
     assert share(verdicts(slowdown=0.05), "slower") >= 0.95
     assert share(verdicts(slowdown=-0.05), "faster") >= 0.95
@@ -224,7 +225,7 @@ def test_the_interval_covers_what_is_true() -> None:
     assert np.mean([one.bound_low <= 0.05 for one in found]) >= 0.94
 
 
-@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("runs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_verdict_is_read_off_the_interval(runs: int) -> None:
     for one in verdicts(slowdown=0.03, runs=runs, processes=0.01):
         found = interval_of(one)
