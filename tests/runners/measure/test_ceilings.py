@@ -98,7 +98,8 @@ def test_every_quantity_has_a_row_and_every_row_a_value_or_a_reason(measured: Ce
         if isinstance(row.value, Missing):
             assert row.value.why
         else:
-            assert 0 < row.value.minimum <= row.value.median <= row.value.maximum
+            assert row.value.minimum <= row.value.median <= row.value.maximum
+            assert row.value.median > 0  # single differences of two times may be negative on a busy machine
             assert row.value.n >= 9
             assert row.how
 
