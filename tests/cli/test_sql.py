@@ -60,7 +60,7 @@ def test_without_a_query_the_tables_are_listed(trace: str) -> None:
     assert "kernels  1,733 rows" in shown
     assert "dur_ns" in shown
     listed = json.loads(sql(trace, "--json").stdout)
-    assert [table["table"] for table in listed] == ["kernels", "calls", "ranges", "operators", "gpu_metrics"]
+    assert [table["table"] for table in listed] == ["kernels", "calls", "ranges", "operators", "collectives", "gpu_metrics"]
     assert listed[0]["columns"]["dur_ns"] == "BIGINT"
 
 

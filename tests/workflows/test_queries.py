@@ -41,7 +41,7 @@ def test_kernels_join_their_launches(generated: tuple[Path, Truth]) -> None:
 def test_tables_are_listed(generated: tuple[Path, Truth]) -> None:
     source, truth = generated
     tables = {table.name: table for table in Queries(source).tables()}
-    assert list(tables) == ["kernels", "calls", "ranges", "operators", "gpu_metrics"]
+    assert list(tables) == ["kernels", "calls", "ranges", "operators", "collectives", "gpu_metrics"]
     assert tables["kernels"].rows == len(truth.work)
     assert ("dur_ns", "BIGINT") in tables["kernels"].columns
 

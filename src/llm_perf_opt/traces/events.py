@@ -175,6 +175,35 @@ class DeviceSamples(Columns):
 
 
 @dataclass(frozen=True)
+class Collectives(Columns):
+    """What a trace states about its collectives (torch traces only), sorted by start. A collective may have several rows: a label
+    and an operator on the host, and a kernel."""
+
+    start_ns: "Int64"
+    end_ns: "Int64"
+    name: "Int32"
+    on_device: "UInt8"
+    """1 for a kernel, 0 for a label or an operator on the host."""
+    collective: "Int32"
+    """Index of the name of the collective, such as `allreduce`, or NO_NAME."""
+    process_group: "Int32"
+    """Index of the name of the process group, or NO_NAME."""
+    group_ranks: "Int32"
+    """Index of the ranks of the group as the trace spells them, possibly shortened, or NO_NAME."""
+    group_size: "Int64"
+    """0: unknown."""
+    in_bytes: "Int64"
+    """Size of this rank's input; -1: unknown."""
+    out_bytes: "Int64"
+    sequence: "Int64"
+    """The library's number of the collective in its group; -1: unknown."""
+    process: "Int64"
+    """Of a kernel: its device."""
+    thread: "Int64"
+    """Of a kernel: its stream."""
+
+
+@dataclass(frozen=True)
 class TraceProblem:
     """A problem that makes a trace, or a part of it, unusable for numbers."""
 
@@ -202,6 +231,8 @@ class Trace:
     """What the trace states about the recording: tool version, device names, command."""
     samples: DeviceSamples = field(default_factory=DeviceSamples.none)
     """Samples of device metrics during device work; most traces have none."""
+    collectives: Collectives = field(default_factory=Collectives.none)
+    """What the trace states about collectives; for one rank of several."""
 
     @property
     def complete(self) -> bool:

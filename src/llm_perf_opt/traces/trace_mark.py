@@ -20,7 +20,7 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.user_files import open_ordinary, read_bytes
 
 META_FILE = "meta.json"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of the tables. Incremented when an older reader would misread newer tables or miss something."""
 MOST_BYTES = 5_000_000_000
 """The limit of the cache. The least recently used entries are removed first."""

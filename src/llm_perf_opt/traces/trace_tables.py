@@ -22,6 +22,7 @@ from llm_perf_opt.core.run_folder import encoded
 from llm_perf_opt.core.user_files import literal, parquet_rows, pattern_of, read_bytes
 from llm_perf_opt.traces.events import (
     NO_NAME,
+    Collectives,
     Columns,
     DeviceSamples,
     DeviceWork,
@@ -70,6 +71,16 @@ _TABLES: dict[str, tuple[str, str]] = {
         name as name_id, shapes as shapes_id""",
         "start_ns, end_ns, name_id as name, process, thread, shapes_id as shapes",
     ),
+    "collectives": (
+        f"""names[name + 1] as name, names[nullif(collective, -1) + 1] as collective,
+        names[nullif(process_group, -1) + 1] as process_group, names[nullif(group_ranks, -1) + 1] as group_ranks,
+        nullif(group_size, 0) as group_size, nullif(in_bytes, -1) as in_bytes, nullif(out_bytes, -1) as out_bytes,
+        nullif(sequence, -1) as sequence, on_device, {_TIMES}, process, thread, name as name_id,
+        collective as collective_id, process_group as process_group_id, group_ranks as group_ranks_id""",
+        """start_ns, end_ns, name_id as name, on_device, collective_id as collective, process_group_id as process_group,
+        group_ranks_id as group_ranks, coalesce(group_size, 0) as group_size, coalesce(in_bytes, -1) as in_bytes,
+        coalesce(out_bytes, -1) as out_bytes, coalesce(sequence, -1) as sequence, process, thread""",
+    ),
     "gpu_metrics": (
         "names[metric + 1] as metric, time_ns, device, value, metric as metric_id",
         "time_ns, device, metric_id as metric, value",
@@ -79,7 +90,7 @@ TABLE_NAMES = tuple(_TABLES)
 _FORMAT = "format parquet, parquet_version v2, dictionary_size_limit 2000"
 """Version 2 stores times as differences: half the size, and faster to write and read. There are at most a few thousand names and
 shapes; a dictionary of times is given up after 2,000 values instead of tens of thousands."""
-_NAMES = {"name", "domain", "shapes", "metric"}
+_NAMES = {"name", "domain", "shapes", "metric", "collective", "process_group", "group_ranks"}
 """Columns with indices of names."""
 _HIGHEST_RATIO = 100
 """The size of a table in memory to its file; about 5 in real traces."""
@@ -140,6 +151,7 @@ def _columns_of(trace: Trace, table: str) -> Columns:
         "calls": trace.calls,
         "ranges": trace.ranges,
         "operators": trace.operators,
+        "collectives": trace.collectives,
         "gpu_metrics": trace.samples,
     }[table]
 
@@ -261,13 +273,13 @@ def read_tables(folder: Path) -> Trace:
         open_tables(connection, folder)
         work, calls = _read(connection, "kernels", DeviceWork), _read(connection, "calls", HostCalls)
         ranges, operators = _read(connection, "ranges", Ranges), _read(connection, "operators", Operators)
-        samples = _read(connection, "gpu_metrics", DeviceSamples)
+        samples, stated = _read(connection, "gpu_metrics", DeviceSamples), _read(connection, "collectives", Collectives)
         names = [row[0] for row in connection.execute("select name from names order by id").fetchall()]
     except (duckdb.Error, KeyError, ValueError) as error:
         raise ParseError(f"The tables in {folder} cannot be read: {error}", "Remove the folder.") from error
     finally:
         connection.close()
-    trace = Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts, samples)
+    trace = Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts, samples, stated)
     if not _is_valid(trace):
         raise ParseError(f"The tables in {folder} contain impossible rows.", "Remove the folder.")
     return trace
@@ -289,10 +301,10 @@ def _is_valid(trace: Trace) -> bool:
     texts = len(trace.names)
     return all(
         not is_beyond_clocks(table.start_ns, table.end_ns).any() and bool((table.end_ns >= table.start_ns).all())
-        for table in (trace.work, trace.calls, trace.ranges, trace.operators)
+        for table in (trace.work, trace.calls, trace.ranges, trace.operators, trace.collectives)
     ) and all(
         bool(((column >= NO_NAME) & (column < texts)).all())
-        for table in (trace.work, trace.calls, trace.ranges, trace.operators, trace.samples)
+        for table in (trace.work, trace.calls, trace.ranges, trace.operators, trace.samples, trace.collectives)
         for name, column in table.columns().items()
         if name in _NAMES
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from llm_perf_opt.traces.events import (
     NO_NAME,
+    Collectives,
     Columns,
     DeviceWork,
     HostCalls,
@@ -22,6 +23,7 @@ from llm_perf_opt.traces.events import (
     is_beyond_clocks,
 )
 from llm_perf_opt.traces.torch_json.codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
+from llm_perf_opt.traces.torch_json.collectives import collective_columns, states_collective
 from llm_perf_opt.traces.torch_json.events import EXACT_BELOW_US, AnyEvent, Event, NeedsDigits, UsualEvent
 
 Table = TypeVar("Table", bound=Columns)
@@ -71,7 +73,9 @@ class TorchColumns:
         self._buckets = _Buckets(self.codes)
         for category in (*WORK, *CALLS, *OPERATORS, *RANGES, PYTHON):
             self._buckets.want(category)
-        self._parts: dict[type[Columns], list[Columns]] = {DeviceWork: [], HostCalls: [], Operators: [], Ranges: []}
+        self._parts: dict[type[Columns], list[Columns]] = {
+            kind: [] for kind in (DeviceWork, HostCalls, Operators, Ranges, Collectives)
+        }
         self.unplaced_work = 0
         """The number of device events without a start."""
         self.negative_work = 0
@@ -94,8 +98,10 @@ class TorchColumns:
             for event in events:
                 put[event.cat](event)
             made = [self._columns(category, bucket) for category, bucket in put.lists.items() if bucket]
+            stated = [self._collectives(category, bucket) for category, bucket in put.lists.items() if bucket]
         finally:
             self._buckets.clear_events()
+        self.add(part for part in stated if len(part))
         for part, unplaced, negative in made:
             self._parts[type(part)].append(part)
             if isinstance(part, DeviceWork):
@@ -158,6 +164,17 @@ class TorchColumns:
         domain = np.full(len(events), code[MODULE_DOMAIN] if category == PYTHON else NO_NAME, np.int32)
         kind = np.full(len(events), RangeKind.PUSH_POP, np.uint8)
         return Ranges(start, end, name, domain, kind, process, thread), 0, negative
+
+    def _collectives(self, category: str, bucket: list[AnyEvent]) -> Collectives:
+        """Return what the events state about collectives."""
+        names = {event.name for event in bucket}
+        wanted = {name for name in names if states_collective(category, name)}
+        events = [event for event in _placed(bucket)[0] if event.name in wanted] if wanted else []
+        if not events:
+            return Collectives.none()
+        start = _nanoseconds([event.ts for event in events])
+        end = start + np.maximum(_nanoseconds([event.dur for event in events]), 0)
+        return collective_columns(self.codes, events, start, end, on_device=category in WORK)
 
     def _numbers(self, identities: list[int | str]) -> Int64:
         number = self.codes.identity

@@ -17,8 +17,11 @@ NO_TIME = float("nan")
 """The start of an event without one, as a float."""
 
 
+_NO_TEXT = msgspec.Raw(b"")
+
+
 class Arguments(msgspec.Struct, frozen=True, gc=False):
-    """The keys of `args` that are read; others are skipped."""
+    """The keys of `args` that are read; others are skipped. Those that only collectives need are kept as text."""
 
     correlation: int = 0
     device: int = -1
@@ -27,7 +30,16 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
     grid: tuple[int, int, int] = (0, 0, 0)
     block: tuple[int, int, int] = (0, 0, 0)
     graph_node: int = msgspec.field(default=0, name="graph node id")
-    shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
+    shapes: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input type")
+    collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
+    dtype: msgspec.Raw = _NO_TEXT
+    elements_in: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="In msg nelems")
+    elements_out: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Out msg nelems")
+    group: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Name")
+    group_ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
+    group_size: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Group size")
+    sequence: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
 
 
 NO_ARGUMENTS = Arguments()
@@ -146,7 +158,6 @@ def _coerce(value: dict[str, Any]) -> ExactEvent:
     """Return an event from any object: a value of the wrong type counts as missing."""
     given = value.get("args")
     given = given if isinstance(given, dict) else {}
-    shapes = given.get("Input Dims")
     return ExactEvent(
         ph=_text(value.get("ph")),
         cat=_text(value.get("cat")),
@@ -163,9 +174,17 @@ def _coerce(value: dict[str, Any]) -> ExactEvent:
             grid=_triple(given.get("grid")),
             block=_triple(given.get("block")),
             graph_node=_whole(given.get("graph node id"), 0),
-            shapes=msgspec.Raw(b"" if shapes is None else msgspec.json.encode(shapes)),
+            **{field: _raw(given.get(key)) for field, key in _RAW.items()},
         ),
     )
+
+
+_RAW = {field.name: field.encode_name for field in msgspec.structs.fields(Arguments) if field.type is msgspec.Raw}
+"""Field → key of the arguments that are kept as text."""
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return _NO_TEXT if value is None else msgspec.Raw(msgspec.json.encode(value))
 
 
 _LARGEST = 2**62

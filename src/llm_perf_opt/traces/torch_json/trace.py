@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.core.stages import PART_LABEL
-from llm_perf_opt.traces.events import NO_NAME, DeviceWork, HostCalls, Operators, RangeKind, Ranges, Trace, TraceProblem
+from llm_perf_opt.traces.events import NO_NAME, Collectives, DeviceWork, HostCalls, Operators, RangeKind, Ranges, Trace, TraceProblem
 from llm_perf_opt.traces.packed import PackedFile
 from llm_perf_opt.traces.torch_json import problems
 from llm_perf_opt.traces.torch_json.array_reader import ArrayReader
+from llm_perf_opt.traces.torch_json.collectives import process_groups
 from llm_perf_opt.traces.torch_json.columns import TorchColumns
 from llm_perf_opt.traces.torch_json.event_chunks import EventChunks, Surroundings
 from llm_perf_opt.traces.trace_mark import Checksum
@@ -40,7 +41,7 @@ def _trace(columns: TorchColumns, events: int, around: Surroundings, file_proble
     work, calls = columns.table(DeviceWork), columns.table(HostCalls)
     operators, ranges = _with_component_labels(columns.table(Operators), columns.table(Ranges), columns.names)
     work = replace(work, process=_processes(work, calls))
-    trace = Trace("torch", columns.names, work, calls, ranges, operators, facts=_facts(events, around))
+    trace = Trace("torch", columns.names, work, calls, ranges, operators, facts=_facts(events, around), collectives=columns.table(Collectives))
     found = [*file_problems, *_content_problems(events, columns, trace), *problems.notices(around.after)]
     return replace(trace, problems=tuple(found))
 
@@ -139,4 +140,6 @@ def _facts(events: int, around: Surroundings) -> dict[str, str]:
     distributed = stated.get("distributedInfo")
     if isinstance(distributed, dict):
         facts.update({f"distributed_{key}": str(distributed[key])[:100] for key in ("rank", "world_size") if key in distributed})
+        groups = process_groups(distributed.get("pg_config"))
+        facts.update({"distributed_groups": groups} if groups else {})
     return facts

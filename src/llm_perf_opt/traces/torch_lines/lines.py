@@ -27,6 +27,7 @@ from llm_perf_opt.traces.events import (
     WorkKind,
 )
 from llm_perf_opt.traces.torch_json.codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
+from llm_perf_opt.traces.torch_json.collectives import states_collective
 from llm_perf_opt.traces.torch_json.columns import PartialRead
 from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES
 from llm_perf_opt.traces.torch_json.events import NO_ARGUMENTS, Arguments
@@ -334,6 +335,8 @@ class TorchLines:
         return kind, codes.name[head["name"]], codes.identity[head["pid"]], codes.identity[head["tid"]]
 
     def _kind(self, category: str, name: str) -> _Kind:
+        if states_collective(category, name):
+            return _Kind.ANOTHER  # few, and more of their arguments is read
         if category in WORK:
             return _Kind.KERNEL if WORK[category] is WorkKind.KERNEL else _Kind.ANOTHER
         if category in CALLS:
