@@ -95,7 +95,7 @@ def _tensor_bytes(given: Arguments) -> int:
 
 
 def process_groups(stated: Any) -> str:
-    """Return the process groups of `distributedInfo` with more than one rank, as a JSON list of name and ranks; empty if unknown."""
+    """Return the process groups with more than one rank, as a JSON list of name and ranks; empty if unknown."""
     if not isinstance(stated, list):
         return ""
     groups = [(group.get("pg_name"), group.get("ranks")) for group in stated if isinstance(group, dict)]

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.core.stages import PART_LABEL
-from llm_perf_opt.traces.events import NO_NAME, Collectives, DeviceWork, HostCalls, Operators, RangeKind, Ranges, Trace, TraceProblem
+from llm_perf_opt.traces.events import (
+    NO_NAME,
+    Collectives,
+    DeviceWork,
+    HostCalls,
+    Operators,
+    RangeKind,
+    Ranges,
+    Trace,
+    TraceProblem,
+)
 from llm_perf_opt.traces.packed import PackedFile
 from llm_perf_opt.traces.torch_json import problems
 from llm_perf_opt.traces.torch_json.array_reader import ArrayReader
@@ -41,7 +51,16 @@ def _trace(columns: TorchColumns, events: int, around: Surroundings, file_proble
     work, calls = columns.table(DeviceWork), columns.table(HostCalls)
     operators, ranges = _with_component_labels(columns.table(Operators), columns.table(Ranges), columns.names)
     work = replace(work, process=_processes(work, calls))
-    trace = Trace("torch", columns.names, work, calls, ranges, operators, facts=_facts(events, around), collectives=columns.table(Collectives))
+    trace = Trace(
+        "torch",
+        columns.names,
+        work,
+        calls,
+        ranges,
+        operators,
+        facts=_facts(events, around),
+        collectives=columns.table(Collectives),
+    )
     found = [*file_problems, *_content_problems(events, columns, trace), *problems.notices(around.after)]
     return replace(trace, problems=tuple(found))
 

@@ -1,0 +1,1 @@
+"""Traces of several ranks of one job."""

@@ -1,0 +1,153 @@
+"""The analysis of several ranks as plain records, which are printed as JSON and shown as a page. A missing number is None."""
+
+import msgspec
+
+from llm_perf_opt.analysis.trace.document import ProblemLine
+
+
+class HostLine(msgspec.Struct, frozen=True):
+    """The clock of one host."""
+
+    host: str
+    """Empty if the traces do not state it."""
+    ranks: list[int]
+    offset_ns: int | None
+    """How far its clock is ahead of the first host's; None if no collective connects them."""
+    residual_ns: int | None
+    """The spread of the differences that the offset was estimated from: times of different hosts agree within it."""
+    pairs: int
+    """Collectives that the offset was estimated from; 0 for the first host."""
+
+
+class RankLine(msgspec.Struct, frozen=True):
+    """One rank. Its budget: computing + waiting + transferring + idle = span; busy + idle = span."""
+
+    rank: int
+    file: str
+    busy_ns: int | None
+    idle_ns: int | None
+    exposed_comm_ns: int | None
+    """Time in which a collective ran and nothing else computed: waiting and transferring."""
+    offset_ns: int | None
+    """How far its clock is ahead of the first rank's host; None if unknown."""
+    host: str
+    device: str
+    span_ns: int | None
+    comm_ns: int | None
+    """Time in which a collective ran; what is not exposed overlaps with computation."""
+    compute_ns: int | None
+    """Busy time without exposed communication."""
+    wait_ns: int | None
+    """Exposed time in collectives before their last rank arrived."""
+    transfer_ns: int | None
+    """The remaining exposed time."""
+    collectives: int
+    last: int
+    """Collectives that it was the last to enter."""
+    late_ns: int
+    """How much later than the next to last rank it entered those, summed."""
+    analysis: msgspec.Raw | None = None
+    """The analysis of its trace alone."""
+
+
+class CollectiveLine(msgspec.Struct, frozen=True):
+    """One collective, on all ranks that took part in it."""
+
+    index: int
+    kind: str
+    bytes: int | None
+    """The larger of a rank's input and output."""
+    ranks: list[int]
+    start_skew_ns: int | None
+    """From the first to the last rank that entered it; None if below the residual of the clocks."""
+    last_rank: int | None
+    """The rank that entered it last; None if the clocks cannot tell."""
+    transfer_ns: int | None
+    """From the entry of the last rank until all have left."""
+    group: str
+    group_size: int | None
+    wait_ns: int | None
+    """Time that all other ranks waited for the last one, summed."""
+    late_ns: int | None
+    """How much later than the next to last rank the last one entered it."""
+    step: str
+    """Empty if it is in no step, or ranks disagree."""
+    cause: str
+    """The operator that took longer on the last rank than on the others since the collective before; empty if unknown."""
+    cause_ns: int | None
+    """How much longer."""
+    cause_on: str
+    """`device` or `host`."""
+    missing: list[int]
+    """Ranks of the group whose trace lacks it."""
+    mismatched: bool
+    """Whether ranks disagree on kind or size."""
+
+
+class CollectiveKindLine(msgspec.Struct, frozen=True):
+    """All collectives of one kind, size and group."""
+
+    kind: str
+    bytes: int | None
+    group: str
+    group_size: int | None
+    count: int
+    transfer_ns: int | None
+    """Summed."""
+    median_transfer_ns: int | None
+    bus_bytes_per_s: float | None
+    """Of the median transfer: bytes · factor / time, the factor being that of nccl-tests."""
+    bus_why: str
+    """Why there is no bus bandwidth; empty if there is."""
+    link_bytes_per_s: float | None
+    """The datasheet peak of the link, one direction."""
+    link_why: str
+    wait_ns: int | None
+    """Waiting of all early ranks, summed."""
+    median_skew_ns: int | None
+
+
+class RankStepLine(msgspec.Struct, frozen=True):
+    """One step on all ranks."""
+
+    step: str
+    collectives: int
+    slowest_wall_ns: int
+    fastest_wall_ns: int
+    wait_ns: int
+    """Waiting of all early ranks in its collectives, summed."""
+    straggler: int | None
+    """The rank that made others wait longest; None if no rank was last in any of its collectives."""
+    late_ns: int
+    """How much later than the next to last rank it entered the collectives of the step, summed."""
+    cause: str
+    """The cause with the most time among its late entries."""
+
+
+class CauseLine(msgspec.Struct, frozen=True):
+    """What made one rank late, over all collectives it was last in."""
+
+    rank: int
+    cause: str
+    cause_on: str
+    collectives: int
+    cause_ns: int
+    """How much longer it took than on the other ranks, summed."""
+    late_ns: int
+
+
+class RanksAnalysis(msgspec.Struct, frozen=True):
+    """The analysis of several ranks of one job."""
+
+    source: str
+    complete: bool
+    """Whether every trace is complete."""
+    problems: list[ProblemLine]
+    world_size: int | None
+    hosts: list[HostLine]
+    ranks: list[RankLine]
+    collectives: list[CollectiveLine]
+    """In the order in which they happened: by the entry of the last rank."""
+    collective_kinds: list[CollectiveKindLine]
+    steps: list[RankStepLine]
+    causes: list[CauseLine]

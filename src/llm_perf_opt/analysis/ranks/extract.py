@@ -1,0 +1,288 @@
+"""Reduce the trace of one rank to what the analysis of several ranks needs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.ranks.occurrences import FoundCollectives, communication, find_collectives
+from llm_perf_opt.analysis.ranks.rank_trace import (
+    DEVICE_IDLE,
+    OUTSIDE,
+    Causes,
+    Intervals,
+    Occurrences,
+    RankStep,
+    RankTrace,
+)
+from llm_perf_opt.analysis.ranks.timeline import innermost_pieces, overlaps, without
+from llm_perf_opt.analysis.trace.document import ON_CPU
+from llm_perf_opt.analysis.trace.gpu_metrics import device_name
+from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, matching, sums, union_blocks
+from llm_perf_opt.analysis.trace.operator_classes import HostRow, row_of
+from llm_perf_opt.analysis.trace.stage_instances import PREFILL, TraceStages
+from llm_perf_opt.analysis.trace.stages import find_stages
+from llm_perf_opt.core.stages import PROFILER_OPERATORS
+from llm_perf_opt.traces.events import Bool, Int32, Int64, Trace, WorkKind, different
+from llm_perf_opt.traces.nesting import NONE, lanes_of, nest
+from llm_perf_opt.traces.projection import launching_calls, through
+
+_LATEST_NS = 2**61
+_NO_KERNELS = "its trace has launches of collectives but no kernels of them: record CUDA activity as well"
+_NOTHING = "its trace contains no collective"
+
+
+def rank_trace(trace: Trace) -> RankTrace:
+    """Return what a rank's trace contributes."""
+    comm = communication(trace)
+    found = find_collectives(trace, comm)
+    stages = find_stages(trace)
+    names = _Names()
+    side = _device_side(trace, comm) if len(trace.work) else _host_side(trace, found)
+    segments = _segments(found, side.first_ns)
+    units, steps = _units(stages)
+    causes = _causes(trace, found, segments, side, names)
+    groups = list(dict.fromkeys(found.groups))
+    place = {group: index for index, group in enumerate(groups)}
+    base = _base(trace)
+    rows = Occurrences(
+        start_ns=found.start_ns + base,
+        end_ns=found.end_ns + base,
+        kind=np.array([names[kind] for kind in found.kinds], np.int32),
+        group=np.array([place[group] for group in found.groups], np.int32),
+        size_bytes=found.size_bytes,
+        sequence=found.sequence,
+        step=_steps_of(found, stages, units),
+    )
+    return RankTrace(
+        rank=_number(trace, "rank"),
+        world_size=_number(trace, "world_size") or 0,
+        host=trace.facts.get("host_name", ""),
+        device=_device(trace),
+        on_device=bool(comm.any()),
+        span_ns=side.last_ns - side.first_ns,
+        busy_ns=_length(side.busy),
+        comm_ns=_length(side.comm),
+        exposed_ns=_length(side.exposed),
+        why="" if len(rows) else _NO_KERNELS if len(trace.collectives) else _NOTHING,
+        names=tuple(names),
+        groups=tuple(groups),
+        steps=steps,
+        collectives=rows,
+        exposed=Intervals(side.exposed.start_ns + base, side.exposed.end_ns + base),
+        causes=causes,
+    )
+
+
+class _Names(dict[str, int]):
+    """Name → its index; a new name gets the next one."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = len(self)
+        return self[name]
+
+    def codes(self, trace: Trace, column: Int64 | Int32) -> Int64:
+        """Return the indices of names of the trace."""
+        used = different(column)
+        table = np.zeros(len(trace.names) + 1, np.int64)
+        table[used] = [self[trace.name_of(int(index))] for index in used]
+        return np.asarray(table[column])
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Where the collectives run: the time of the device or, without one, of the host."""
+
+    first_ns: int
+    last_ns: int
+    busy: Blocks
+    comm: Blocks
+    exposed: Intervals
+    """Communication without other work."""
+    other: Int64
+    """Rows of the device work that are not of collectives; empty on a host."""
+
+
+def _device_side(trace: Trace, comm: Bool) -> _Side:
+    work = trace.work
+    busy = union_blocks(work.start_ns, work.end_ns)
+    shared = union_blocks(work.start_ns[comm], work.end_ns[comm])
+    compute = ~comm & (work.kind == WorkKind.KERNEL)
+    exposed = without(shared, union_blocks(work.start_ns[compute], work.end_ns[compute]))
+    first, last = int(work.start_ns.min()), int(work.end_ns.max())
+    return _Side(first, last, busy, shared, exposed, np.flatnonzero(~comm))
+
+
+def _host_side(trace: Trace, found: FoundCollectives) -> _Side:
+    operators = trace.operators
+    start = np.concatenate([operators.start_ns, found.start_ns])
+    end = np.concatenate([operators.end_ns, found.end_ns])
+    busy, comm = union_blocks(start, end), union_blocks(found.start_ns, found.end_ns)
+    waits = matching(trace, operators.name, lambda name: row_of(name, calls_others=False) is HostRow.COMMUNICATION)
+    waits |= matching(trace, operators.name, lambda name: name.startswith("_c10d_functional::"))
+    (lane,) = lanes_of((operators.process, operators.thread))
+    computing: list[Intervals] = []
+    for number in different(lane).tolist():
+        rows = np.flatnonzero(lane == number)
+        pieces = innermost_pieces(operators.start_ns[rows], operators.end_ns[rows])
+        kept = (pieces.row != NONE) & ~waits[rows[pieces.row]]
+        computing.append(Intervals(pieces.start_ns[kept], pieces.end_ns[kept]))
+    compute = union_blocks(
+        np.concatenate([np.empty(0, np.int64), *[part.start_ns for part in computing]]),
+        np.concatenate([np.empty(0, np.int64), *[part.end_ns for part in computing]]),
+    )
+    first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
+    return _Side(first, last, busy, comm, without(comm, compute), np.empty(0, np.int64))
+
+
+def _length(blocks: Blocks | Intervals) -> int:
+    return int((blocks.end_ns - blocks.start_ns).sum())
+
+
+def _base(trace: Trace) -> int:
+    """Return the time that the clock of the trace counts from, in ns since 1970; 0 if unknown."""
+    text = trace.facts.get("baseTimeNanoseconds", "")
+    base = int(text) if text.isdecimal() and len(text) < 20 else 0
+    return base if base < _LATEST_NS else 0
+
+
+def _number(trace: Trace, key: str) -> int | None:
+    text = trace.facts.get(f"distributed_{key}", "")
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def _device(trace: Trace) -> str:
+    used = different(trace.work.device)
+    return ON_CPU if not len(used) else device_name(trace, int(used[0]))
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def _units(stages: TraceStages) -> tuple[Int64, tuple[RankStep, ...]]:
+    """Return the instances of steps and prefills in order, and the same as records."""
+    names = [name for name in (PREFILL, stages.step_stage) if name in stages.names]
+    rows = np.sort(np.concatenate([np.empty(0, np.int64), *[stages.rows_of(name) for name in names if name]]))
+    counts: dict[str, int] = {}
+    found = []
+    for row in rows.tolist():
+        name = stages.names[int(stages.instances.stage[row])]
+        counts[name] = counts.get(name, -1) + 1
+        wall_ns = int(stages.instances.end_ns[row] - stages.instances.start_ns[row])
+        found.append(RankStep(name, counts[name], wall_ns))
+    return rows, tuple(found)
+
+
+def _steps_of(found: FoundCollectives, stages: TraceStages, units: Int64) -> Int32:
+    """Return the step of each collective: that of its kernel's launch, or the one around it on the host."""
+    step = np.full(len(found.start_ns), NONE, np.int64)
+    if not len(units):
+        return step.astype(np.int32)
+    place = np.full(len(stages.instances), NONE, np.int64)
+    place[units] = np.arange(len(units))
+    if len(found.work):
+        for name in (PREFILL, stages.step_stage):
+            if name:
+                owner = through(stages.of_stage(name)[found.work], place)
+                step = np.where(owner == NONE, step, owner)
+        return step.astype(np.int32)
+    last = np.searchsorted(stages.instances.start_ns[units], found.start_ns, side="right") - 1
+    inside = (last >= 0) & (found.start_ns < stages.instances.end_ns[units][np.maximum(last, 0)])
+    return np.where(inside, last, NONE).astype(np.int32)
+
+
+# --- what happened between collectives --------------------------------------------------------------------------------
+
+
+def _segments(found: FoundCollectives, first_ns: int) -> Intervals:
+    """Return, per collective, the time since the rank left the ones before it."""
+    left = np.concatenate([[first_ns], found.end_ns[:-1]]) if len(found.end_ns) else np.empty(0, np.int64)
+    start = np.minimum(np.maximum.accumulate(left), found.start_ns) if len(left) else left
+    return Intervals(start.astype(np.int64), found.start_ns)
+
+
+def _causes(trace: Trace, found: FoundCollectives, segments: Intervals, side: _Side, names: _Names) -> Causes:
+    parts = []
+    if not len(segments):
+        return Causes.none()
+    if len(found.work):
+        parts.append(_device_causes(trace, segments, side, names))
+        launched = through(found.call, trace.calls.start_ns)
+        known = bool((launched != NONE).all()) and bool((np.diff(launched) >= 0).all())
+        if known:
+            thread = int(np.bincount(_call_lanes(trace)[1][found.call]).argmax())
+            windows = Intervals(np.concatenate([launched[:1], launched[:-1]]), launched)
+            parts.append(_host_causes(trace, thread, windows, names))
+    else:
+        parts.append(_host_causes(trace, _main_lane(trace), segments, names))
+    whole = {name: np.concatenate([part.columns()[name] for part in parts]) for name in parts[0].columns()}
+    return Causes(**whole).rows(np.argsort(whole["collective"], kind="stable"))
+
+
+def _call_lanes(trace: Trace) -> list[Int64]:
+    operators, calls = trace.operators, trace.calls
+    return lanes_of((operators.process, operators.thread), (calls.process, calls.thread))
+
+
+def _main_lane(trace: Trace) -> int:
+    """Return the thread with the most operators."""
+    lane = _call_lanes(trace)[0]
+    return int(np.bincount(lane).argmax()) if len(lane) else NONE
+
+
+def _host_causes(trace: Trace, thread: int, windows: Intervals, names: _Names) -> Causes:
+    """Return the time of each innermost operator of a thread in each window, and the time outside operators."""
+    operators = trace.operators
+    own = matching(trace, operators.name, lambda name: name.startswith(PROFILER_OPERATORS))
+    rows = np.flatnonzero((_call_lanes(trace)[0] == thread) & ~own)
+    pieces = innermost_pieces(operators.start_ns[rows], operators.end_ns[rows])
+    kept = pieces.row != NONE
+    pieces = pieces.rows(kept)
+    piece, window, ns = overlaps(pieces, windows)
+    code = names.codes(trace, operators.name[rows[pieces.row]])[piece]
+    outside = windows.end_ns - windows.start_ns - sums(window, ns, len(windows))
+    return _summed(
+        np.concatenate([window, np.arange(len(windows))]),
+        np.concatenate([code, np.full(len(windows), names[OUTSIDE])]),
+        np.concatenate([ns, outside]),
+        on_device=False,
+    )
+
+
+def _device_causes(trace: Trace, segments: Intervals, side: _Side, names: _Names) -> Causes:
+    """Return the time of each operator's kernels in each segment, and the time without work."""
+    work = trace.work
+    rows = side.other
+    piece, window, ns = overlaps(Intervals(work.start_ns[rows], work.end_ns[rows]), segments)
+    owner = _operator_names(trace, rows[piece], names)
+    busy = covered_before(side.busy, segments.end_ns) - covered_before(side.busy, segments.start_ns)
+    idle = segments.end_ns - segments.start_ns - busy
+    return _summed(
+        np.concatenate([window, np.arange(len(segments))]),
+        np.concatenate([owner, np.full(len(segments), names[DEVICE_IDLE])]),
+        np.concatenate([ns, idle]),
+        on_device=True,
+    )
+
+
+def _operator_names(trace: Trace, rows: Int64, names: _Names) -> Int64:
+    """Return the name of the operator that launched each row of work, otherwise the name of the kernel."""
+    lane, call_lane = _call_lanes(trace)
+    call = launching_calls(trace)[rows]
+    nesting = nest(trace.operators.start_ns, trace.operators.end_ns, lane)
+    operator = np.full(len(rows), NONE, np.int64)
+    launched = np.flatnonzero(call != NONE)
+    operator[launched] = nesting.innermost(trace.calls.start_ns[call[launched]], call_lane[call[launched]])
+    name = np.where(operator == NONE, trace.work.name[rows], through(operator, trace.operators.name))
+    return names.codes(trace, name)
+
+
+def _summed(collective: Int64, name: Int64, ns: Int64, *, on_device: bool) -> Causes:
+    """Return the sums by collective and name."""
+    width = int(name.max(initial=0)) + 1
+    keys, place = np.unique(collective * width + name, return_inverse=True)
+    total = sums(place.reshape(-1), ns, len(keys))
+    kept = total > 0
+    keys, total = keys[kept], total[kept]
+    return Causes(
+        (keys // width).astype(np.int32), (keys % width).astype(np.int32), total, np.full(len(keys), on_device, np.uint8)
+    )

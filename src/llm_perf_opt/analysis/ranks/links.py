@@ -1,0 +1,47 @@
+"""Bandwidth of collectives next to that of the link between the devices."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.limits.hardware import hardware_of_device
+from llm_perf_opt.analysis.ranks.kinds import bus_factor
+from llm_perf_opt.analysis.ranks.matching import GroupMatch
+from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
+from llm_perf_opt.core.records import Maybe, Missing
+
+_NVLINK_GB_PER_S = {
+    "b200": 900, "gb200": 900, "h200": 450, "gh200": 450, "h100_sxm": 450, "a100_sxm_80gb": 300, "a100_sxm_40gb": 300,
+    "v100_sxm2_16gb": 150, "v100_sxm2_32gb": 150,
+}  # fmt: skip
+"""One direction: half of the total that the datasheet of each product gives for NVLink (1,800, 900, 600 and 300 GB/s)."""
+
+
+def bus_bandwidth(kind: str, size_bytes: int, transfer_ns: float, match: GroupMatch) -> Maybe[float]:
+    """Return the bytes per second that cross the busiest link, as nccl-tests counts them."""
+    if match.group.size and match.group.size > len(match.ranks):
+        return Missing(f"only {len(match.ranks)} of the {match.group.size} ranks of the group are given")
+    if not match.group.size:
+        return Missing("the trace does not state the process group")
+    factor = bus_factor(kind, match.group.size)
+    if factor is None:
+        return Missing(f"no bus bandwidth is defined for {kind}")
+    if size_bytes < 0:
+        return Missing("the trace does not state the size")
+    if not size_bytes or transfer_ns <= 0:
+        return Missing("nothing was transferred")
+    return size_bytes * factor / transfer_ns * 1e9
+
+
+def link_peak(ranks: Sequence[RankTrace], match: GroupMatch) -> Maybe[float]:
+    """Return the datasheet peak of the link between the ranks of a group, in bytes per second and direction."""
+    mine = [ranks[index] for index in match.ranks.tolist()]
+    if not all(trace.on_device for trace in mine):
+        return Missing("the collectives run on the CPU")
+    if len({trace.host for trace in mine}) > 1:
+        return Missing("the ranks are on several hosts, and the network between them is not known")
+    devices = {trace.device for trace in mine}
+    hardware = [hardware_of_device(name) for name in sorted(devices)]
+    peaks = {_NVLINK_GB_PER_S.get(entry.key) for entry in hardware if not isinstance(entry, Missing)}
+    if len(hardware) != 1 or len(peaks) != 1 or (peak := peaks.pop()) is None:
+        names = ", ".join(sorted(name for name in devices if name)) or "the device, which the traces do not name"
+        return Missing(f"the link of {names} is not known")
+    return peak * 1e9

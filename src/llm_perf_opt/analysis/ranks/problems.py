@@ -1,0 +1,99 @@
+"""What makes the comparison of ranks incomplete: ranks, collectives and clocks that are missing or do not fit."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from llm_perf_opt.analysis.ranks.clocks import Clocks
+from llm_perf_opt.analysis.ranks.kinds import POINT_TO_POINT
+from llm_perf_opt.analysis.ranks.matching import GroupMatch
+from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
+from llm_perf_opt.analysis.trace.document import ProblemLine
+from llm_perf_opt.traces.nesting import NONE
+
+_MOST_NAMED = 8
+
+
+def rank_problems(
+    ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: Clocks, matches: Sequence[GroupMatch]
+) -> list[ProblemLine]:
+    """Return all problems between ranks."""
+    return [
+        *_absent_ranks(ranks, numbers),
+        *(
+            _note("no_collectives", f"rank {number}: {trace.why}")
+            for trace, number in zip(ranks, numbers, strict=True)
+            if trace.why
+        ),
+        *_clock_problems(ranks, numbers, clocks),
+        *(problem for match in matches for problem in _match_problems(match, numbers)),
+        *_unmatched(ranks),
+    ]
+
+
+def _note(identity: str, what: str, remedy: str = "") -> ProblemLine:
+    return ProblemLine(identity, what, fatal=False, remedy=remedy)
+
+
+def _absent_ranks(ranks: Sequence[RankTrace], numbers: Sequence[int]) -> Iterator[ProblemLine]:
+    world = {trace.world_size for trace in ranks if trace.world_size}
+    if len(world) > 1:
+        sizes = ", ".join(str(size) for size in sorted(world))
+        yield _note("several_jobs", f"the traces are of jobs with different numbers of ranks: {sizes}", "Give traces of one job.")
+    elif world and max(world) > len(numbers):
+        what = f"{len(numbers)} of the job's {max(world):,} ranks are given: the last to enter a collective may be another one"
+        yield _note("ranks_not_given", what, "Give the traces of all ranks.")
+
+
+def _clock_problems(ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: Clocks) -> Iterator[ProblemLine]:
+    if any(not trace.host for trace in ranks):
+        if len(clocks.hosts) > 1:
+            what = "the traces do not state their hosts, and their clocks differ: an offset is estimated for each"
+        else:
+            what = "the traces do not state their hosts: their clocks are taken to be one"
+        yield _note("unknown_hosts", what)
+    for clock in clocks.hosts:
+        if clock.offset_ns is None:
+            who = _ranks([numbers[index] for index in clock.traces])
+            what = f"{who}: no collective shows the offset of their clock, so they cannot be compared with the others"
+            yield _note("no_common_collective", what, "Record the same collectives on all ranks.")
+
+
+def _match_problems(match: GroupMatch, numbers: Sequence[int]) -> Iterator[ProblemLine]:
+    group = f"group {match.group.name}: " if match.group.name else ""
+    lost = match.rows == NONE
+    if lost.any():
+        counts = [
+            f"rank {numbers[index]}: {int(column.sum()):,}"
+            for index, column in zip(match.ranks.tolist(), lost.T, strict=True)
+            if column.any()
+        ]
+        more = f" and {len(counts) - _MOST_NAMED} more ranks" if len(counts) > _MOST_NAMED else ""
+        what = (
+            f"{group}collectives of other ranks are missing ({', '.join(counts[:_MOST_NAMED])}{more}); matched by {match.method}"
+        )
+        yield _note("missing_collectives", what, "Let the profilers of all ranks start and stop at the same step.")
+    if match.mismatched.any():
+        first = int(np.argmax(match.mismatched))
+        what = (
+            f"{group}ranks disagree on the kind or the size of {int(match.mismatched.sum()):,} collectives, first of number "
+            f"{first} ({match.kind[first]})"
+        )
+        yield _note("mismatched_collectives", what, "Check that all ranks run the same program on the same shapes.")
+    if match.impossible:
+        what = f"{group}{match.impossible:,} of {len(match.rows):,} collectives end on one rank before another has entered them"
+        remedy = "Their clocks differ, or the collectives are of several groups that the traces do not name."
+        yield _note("impossible_order", what, remedy)
+
+
+def _unmatched(ranks: Sequence[RankTrace]) -> Iterator[ProblemLine]:
+    count = sum(
+        int(np.isin(trace.collectives.kind, [place for place, name in enumerate(trace.names) if name in POINT_TO_POINT]).sum())
+        for trace in ranks
+    )
+    if count:
+        yield _note("point_to_point", f"{count:,} transfers between two ranks (send, recv) are not matched")
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"{'ranks' if len(numbers) > 1 else 'rank'} {', '.join(map(str, numbers))}"

@@ -1,0 +1,103 @@
+"""What one rank contributes to the analysis of several: its collectives, its busy time, and what it did between collectives."""
+
+from dataclasses import dataclass, field
+
+from llm_perf_opt.traces.events import Columns, Int32, Int64, UInt8
+
+OUTSIDE = "(outside operators)"
+"""Time of the host in no operator: Python, and everything that the profiler does not record."""
+DEVICE_IDLE = "(device idle)"
+"""Time in which the device had no work."""
+
+
+@dataclass(frozen=True)
+class Occurrences(Columns):
+    """The collectives of one rank, sorted by start. Times are on the clock of the rank's host."""
+
+    start_ns: "Int64"
+    end_ns: "Int64"
+    kind: "Int32"
+    """Index of the kind's name."""
+    group: "Int32"
+    """Index of the group."""
+    size_bytes: "Int64"
+    """-1: unknown."""
+    sequence: "Int64"
+    """The library's number of the collective in its group; -1: unknown."""
+    step: "Int32"
+    """Index of the step, or -1."""
+
+
+@dataclass(frozen=True)
+class Causes(Columns):
+    """What a rank did between the collective before and this one, sorted by collective."""
+
+    collective: "Int32"
+    """Row of the collective that follows."""
+    name: "Int32"
+    """Index of the operator's name, of OUTSIDE or of DEVICE_IDLE."""
+    ns: "Int64"
+    on_device: "UInt8"
+    """Whether it is time of the device."""
+
+
+@dataclass(frozen=True)
+class Intervals(Columns):
+    """Disjoint intervals, sorted."""
+
+    start_ns: "Int64"
+    end_ns: "Int64"
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """A process group."""
+
+    name: str
+    """Empty if the trace does not name the groups of its collectives."""
+    ranks: tuple[int, ...] = ()
+    """Empty if unknown."""
+    size: int = 0
+    """0 if unknown."""
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """A step or a prefill of one rank."""
+
+    name: str
+    number: int
+    """Among those of its name."""
+    wall_ns: int
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank."""
+
+    rank: int | None
+    """None if the trace does not state it."""
+    world_size: int
+    """0 if the trace does not state it."""
+    host: str
+    """Empty if the trace does not state it."""
+    device: str
+    """The name of its device; `CPU` if it has none."""
+    on_device: bool
+    """Whether its collectives are kernels, not labels on the host."""
+    span_ns: int
+    """From its first to its last work."""
+    busy_ns: int
+    """Time in which a kernel, a copy or a memset ran; on a CPU, in which an operator or a collective ran."""
+    comm_ns: int
+    """Time in which a collective ran."""
+    exposed_ns: int
+    """The part of it in which no other kernel ran; on a CPU, in which no other operator ran."""
+    why: str = ""
+    """Why it has no collectives; empty if it has."""
+    names: tuple[str, ...] = ()
+    groups: tuple[RankGroup, ...] = ()
+    steps: tuple[RankStep, ...] = ()
+    collectives: Occurrences = field(default_factory=Occurrences.none)
+    exposed: Intervals = field(default_factory=Intervals.none)
+    causes: Causes = field(default_factory=Causes.none)

@@ -1,0 +1,273 @@
+"""The analysis of several ranks, as one record."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.ranks.clocks import Clocks, matched_on_one_clock
+from llm_perf_opt.analysis.ranks.document import (
+    CauseLine,
+    CollectiveLine,
+    HostLine,
+    RankLine,
+    RanksAnalysis,
+    RankStepLine,
+)
+from llm_perf_opt.analysis.ranks.kind_table import kind_lines
+from llm_perf_opt.analysis.ranks.problems import rank_problems
+from llm_perf_opt.analysis.ranks.rank_trace import Intervals, RankTrace
+from llm_perf_opt.analysis.ranks.timeline import shared_ns
+from llm_perf_opt.analysis.ranks.waits import CauseNames, GroupWaits, LateCauses, group_waits, late_causes
+from llm_perf_opt.analysis.trace.document import ProblemLine
+from llm_perf_opt.analysis.trace.intervals import union_blocks
+from llm_perf_opt.traces.events import Int64
+from llm_perf_opt.traces.nesting import NONE
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """The trace of one rank and where it was read from. Ranks are numbered."""
+
+    rank: int
+    file: str
+    trace: RankTrace
+    problems: tuple[ProblemLine, ...] = ()
+    complete: bool = True
+
+
+def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
+    """Return the analysis of several ranks, sorted by rank."""
+    ranks = [entry.trace for entry in files]
+    numbers = [entry.rank for entry in files]
+    clocks, matches = matched_on_one_clock(ranks)
+    waits = [group_waits(ranks, match, clocks) for match in matches]
+    names = CauseNames()
+    causes = [late_causes(ranks, group, names) for group in waits]
+    lines = _collectives(ranks, numbers, waits, causes, list(names))
+    return RanksAnalysis(
+        source=source,
+        complete=all(entry.complete for entry in files),
+        problems=[*_of_files(files), *rank_problems(ranks, numbers, clocks, matches)],
+        world_size=max((trace.world_size for trace in ranks), default=0) or None,
+        hosts=_hosts(numbers, clocks),
+        ranks=_ranks(files, clocks, waits, lines),
+        collectives=lines,
+        collective_kinds=kind_lines(ranks, waits),
+        steps=_steps(ranks, numbers, lines),
+        causes=_causes(lines),
+    )
+
+
+def _of_files(files: Sequence[RankFile]) -> list[ProblemLine]:
+    """Return the problems of the traces: one line for each, with the ranks that have it."""
+    found: dict[str, tuple[ProblemLine, list[int]]] = {}
+    for entry in files:
+        for problem in entry.problems:
+            found.setdefault(problem.what, (problem, []))[1].append(entry.rank)
+    return [
+        ProblemLine(problem.id, f"{_named(ranks)}: {what}", problem.fatal, problem.remedy)
+        for what, (problem, ranks) in found.items()
+    ]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+
+
+def _hosts(numbers: Sequence[int], clocks: Clocks) -> list[HostLine]:
+    return [
+        HostLine(
+            host=clock.host if not clock.host.isdecimal() else "",
+            ranks=[numbers[index] for index in clock.traces],
+            offset_ns=clock.offset_ns,
+            residual_ns=clock.residual_ns if clock.offset_ns is not None else None,
+            pairs=clock.pairs,
+        )
+        for clock in clocks.hosts
+    ]
+
+
+# --- collectives ------------------------------------------------------------------------------------------------------
+
+
+def _collectives(
+    ranks: Sequence[RankTrace],
+    numbers: Sequence[int],
+    waits: Sequence[GroupWaits],
+    causes: Sequence[LateCauses],
+    names: list[str],
+) -> list[CollectiveLine]:
+    """Return all collectives in the order in which their last rank entered them."""
+    found: list[tuple[int, int, CollectiveLine]] = []
+    for group, cause in zip(waits, causes, strict=True):
+        steps = _step_names(ranks, group)
+        for row, arrived in enumerate(group.arrived_ns.tolist()):
+            line = _collective(numbers, group, row, steps[row], _cause(cause, row, names))
+            found.append((arrived, len(found), line))
+    ordered = sorted(found, key=lambda entry: entry[:2])
+    return [_numbered(line, index) for index, (_, _, line) in enumerate(ordered)]
+
+
+def _numbered(line: CollectiveLine, index: int) -> CollectiveLine:
+    import msgspec
+
+    return msgspec.structs.replace(line, index=index)
+
+
+def _cause(causes: LateCauses, row: int, names: Sequence[str]) -> tuple[str, int | None, str]:
+    name = int(causes.name[row])
+    if name == NONE:
+        return "", None, ""
+    return names[name], int(causes.ns[row]), "device" if causes.on_device[row] else "host"
+
+
+def _collective(
+    numbers: Sequence[int], group: GroupWaits, row: int, step: str, cause: tuple[str, int | None, str]
+) -> CollectiveLine:
+    match = group.match
+    there = group.known[row].tolist()
+    who = [numbers[index] for index in match.ranks.tolist()]
+    last = int(group.last[row])
+    known = last != NONE
+    return CollectiveLine(
+        index=0,
+        kind=match.kind[row],
+        bytes=_or_none(match.size_bytes[row]),
+        ranks=[rank for rank, present in zip(who, there, strict=True) if present],
+        start_skew_ns=_or_none(group.skew_ns[row]),
+        last_rank=numbers[last] if known else None,
+        transfer_ns=_or_none(group.transfer_ns[row]),
+        group=match.group.name,
+        group_size=match.group.size or None,
+        wait_ns=_or_none(group.wait_ns[row]),
+        late_ns=int(group.late_ns[row]) if known else None,
+        step=step,
+        cause=cause[0],
+        cause_ns=cause[1],
+        cause_on=cause[2],
+        missing=[rank for rank, present in zip(who, there, strict=True) if not present],
+        mismatched=bool(match.mismatched[row]),
+    )
+
+
+def _or_none(value: Int64) -> int | None:
+    return int(value) if value >= 0 else None
+
+
+def _step_names(ranks: Sequence[RankTrace], group: GroupWaits) -> list[str]:
+    """Return the step of each collective, if all its ranks agree on it."""
+    found: list[set[str]] = [set() for _ in range(len(group.arrived_ns))]
+    for column, index in enumerate(group.match.ranks.tolist()):
+        steps, table = ranks[index].steps, ranks[index].collectives
+        for row, place in enumerate(group.match.rows[:, column].tolist()):
+            if place != NONE:
+                step = int(table.step[place])
+                found[row].add(f"{steps[step].name} {steps[step].number}" if step != NONE else "")
+    return [names.pop() if len(names) == 1 else "" for names in found]
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def _ranks(
+    files: Sequence[RankFile], clocks: Clocks, waits: Sequence[GroupWaits], lines: Sequence[CollectiveLine]
+) -> list[RankLine]:
+    offsets = clocks.offsets(len(files))
+    last = Counter(line.last_rank for line in lines)
+    late: Counter[int | None] = Counter()
+    for line in lines:
+        late[line.last_rank] += line.late_ns or 0
+    found = []
+    for index, entry in enumerate(files):
+        trace, offset = entry.trace, offsets[index]
+        known = trace.span_ns > 0
+        waited = _waited(trace, index, waits, offset) if known and offset is not None else None
+        found.append(
+            RankLine(
+                rank=entry.rank,
+                file=entry.file,
+                busy_ns=trace.busy_ns if known else None,
+                idle_ns=trace.span_ns - trace.busy_ns if known else None,
+                exposed_comm_ns=trace.exposed_ns if known else None,
+                offset_ns=offset,
+                host=trace.host,
+                device=trace.device,
+                span_ns=trace.span_ns if known else None,
+                comm_ns=trace.comm_ns if known else None,
+                compute_ns=trace.busy_ns - trace.exposed_ns if known else None,
+                wait_ns=waited,
+                transfer_ns=None if waited is None else trace.exposed_ns - waited,
+                collectives=len(trace.collectives),
+                last=last[entry.rank],
+                late_ns=late[entry.rank],
+            )
+        )
+    return found
+
+
+def _waited(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: int) -> int:
+    """Return the exposed time in which a rank was in a collective that another rank had not entered yet."""
+    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for group in waits:
+        columns = np.flatnonzero(group.match.ranks == index)
+        for column in columns.tolist():
+            kept = group.known[:, column] & (group.skew_ns >= 0)
+            starts.append(group.start_ns[kept, column] + offset)
+            ends.append(np.minimum(group.end_ns[kept, column], group.arrived_ns[kept]) + offset)
+    blocks = union_blocks(np.concatenate(starts), np.concatenate(ends))
+    return shared_ns(trace.exposed, Intervals(blocks.start_ns, blocks.end_ns))
+
+
+# --- steps and causes -------------------------------------------------------------------------------------------------
+
+
+def _steps(ranks: Sequence[RankTrace], numbers: Sequence[int], lines: Sequence[CollectiveLine]) -> list[RankStepLine]:
+    """Return every step that has collectives, in order."""
+    walls: dict[str, list[int]] = {}
+    for trace in ranks:
+        for step in trace.steps:
+            walls.setdefault(f"{step.name} {step.number}", []).append(step.wall_ns)
+    mine: dict[str, list[CollectiveLine]] = {}
+    for line in lines:
+        if line.step:
+            mine.setdefault(line.step, []).append(line)
+    return [_step(step, walls[step], found) for step, found in mine.items()]
+
+
+def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> RankStepLine:
+    late: Counter[int] = Counter()
+    for line in lines:
+        if line.last_rank is not None:
+            late[line.last_rank] += line.late_ns or 0
+    straggler = late.most_common(1)[0][0] if late else None
+    causes: Counter[str] = Counter()
+    for line in lines:
+        if line.last_rank == straggler and line.cause:
+            causes[line.cause] += min(line.cause_ns or 0, line.late_ns or 0)
+    return RankStepLine(
+        step=step,
+        collectives=len(lines),
+        slowest_wall_ns=max(walls),
+        fastest_wall_ns=min(walls),
+        wait_ns=sum(line.wait_ns or 0 for line in lines),
+        straggler=straggler,
+        late_ns=late[straggler] if straggler is not None else 0,
+        cause=causes.most_common(1)[0][0] if causes else "",
+    )
+
+
+def _causes(lines: Sequence[CollectiveLine]) -> list[CauseLine]:
+    """Return what made each rank late, the most late time first."""
+    found: dict[tuple[int, str, str], list[CollectiveLine]] = {}
+    for line in lines:
+        if line.last_rank is not None and line.cause:
+            found.setdefault((line.last_rank, line.cause, line.cause_on), []).append(line)
+    made = [
+        CauseLine(
+            rank, cause, where, len(mine), sum(line.cause_ns or 0 for line in mine), sum(line.late_ns or 0 for line in mine)
+        )
+        for (rank, cause, where), mine in found.items()
+    ]
+    return sorted(made, key=lambda line: (-line.late_ns, line.rank, line.cause))
