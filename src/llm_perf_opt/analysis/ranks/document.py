@@ -77,7 +77,7 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     cause_ns: int | None
     """How much longer."""
     cause_on: str
-    """`device` or `host`."""
+    """`device` or `host`; empty if the rank was behind before."""
     missing: list[int]
     """Ranks of the group whose trace lacks it."""
     mismatched: bool

@@ -8,6 +8,8 @@ OUTSIDE = "(outside operators)"
 """Time of the host in no operator: Python, and everything that the profiler does not record."""
 DEVICE_IDLE = "(device idle)"
 """Time in which the device had no work."""
+LEFT_LATE = "(left the collective before later)"
+"""The rank was behind already when it left the collective before."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.clocks import Clocks, matched_on_one_clock
@@ -17,7 +18,7 @@ from llm_perf_opt.analysis.ranks.document import (
 )
 from llm_perf_opt.analysis.ranks.kind_table import kind_lines
 from llm_perf_opt.analysis.ranks.problems import rank_problems
-from llm_perf_opt.analysis.ranks.rank_trace import Intervals, RankTrace
+from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, RankTrace
 from llm_perf_opt.analysis.ranks.timeline import shared_ns
 from llm_perf_opt.analysis.ranks.waits import CauseNames, GroupWaits, LateCauses, group_waits, late_causes
 from llm_perf_opt.analysis.trace.document import ProblemLine
@@ -107,20 +108,15 @@ def _collectives(
             line = _collective(numbers, group, row, steps[row], _cause(cause, row, names))
             found.append((arrived, len(found), line))
     ordered = sorted(found, key=lambda entry: entry[:2])
-    return [_numbered(line, index) for index, (_, _, line) in enumerate(ordered)]
-
-
-def _numbered(line: CollectiveLine, index: int) -> CollectiveLine:
-    import msgspec
-
-    return msgspec.structs.replace(line, index=index)
+    return [msgspec.structs.replace(line, index=index) for index, (_, _, line) in enumerate(ordered)]
 
 
 def _cause(causes: LateCauses, row: int, names: Sequence[str]) -> tuple[str, int | None, str]:
     name = int(causes.name[row])
     if name == NONE:
         return "", None, ""
-    return names[name], int(causes.ns[row]), "device" if causes.on_device[row] else "host"
+    where = "" if names[name] == LEFT_LATE else "device" if causes.on_device[row] else "host"
+    return names[name], int(causes.ns[row]), where
 
 
 def _collective(

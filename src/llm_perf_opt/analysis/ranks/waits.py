@@ -7,9 +7,9 @@ import numpy as np
 
 from llm_perf_opt.analysis.ranks.clocks import Clocks
 from llm_perf_opt.analysis.ranks.matching import GroupMatch, gathered
-from llm_perf_opt.analysis.ranks.rank_trace import DEVICE_IDLE, RankTrace
+from llm_perf_opt.analysis.ranks.rank_trace import DEVICE_IDLE, LEFT_LATE, RankTrace
 from llm_perf_opt.analysis.trace.intervals import sums
-from llm_perf_opt.traces.events import Bool, Columns, Int64
+from llm_perf_opt.traces.events import Bool, Columns, Int64, UInt8
 from llm_perf_opt.traces.nesting import NONE
 
 _BEFORE, _AFTER = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
@@ -110,9 +110,7 @@ class LateCauses(Columns):
     ns: "Int64"
     """How much longer it took on the last rank than on the others on average."""
     on_device: "UInt8"
-
-
-UInt8 = np.ndarray[tuple[int], np.dtype[np.uint8]]
+    """Whether it is time of the device."""
 
 
 class CauseNames(dict[str, int]):
@@ -126,20 +124,55 @@ class CauseNames(dict[str, int]):
 def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, names: CauseNames) -> LateCauses:
     """Return, per collective with a last rank, the operator with the largest excess over the mean of the other ranks.
 
-    If the device of the last rank was idle for longer, the host decides: its operator with the largest excess.
+    If the device of the last rank was idle for longer, the host decides: its operator with the largest excess. If the rank was
+    behind by more than that when it left the collective before, that is the cause.
     """
     count = len(waits.arrived_ns)
     found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8))
     codes = [np.array([names[name] for name in ranks[index].names], np.int64) for index in waits.match.ranks.tolist()]
     idle = names[DEVICE_IDLE]
+    behind = _behind(ranks, waits)
+    late = np.flatnonzero((waits.last != NONE) & (behind > 0))
+    found.name[late], found.ns[late] = names[LEFT_LATE], behind[late]
+    on_host = np.array([not trace.on_device for trace in ranks], np.bool_)
     for low in range(0, count, _CHUNK):
         rows = np.arange(low, min(low + _CHUNK, count))
         rows = rows[waits.last[rows] != NONE]
-        for on_device in (1, 0):  # the device first; the host explains an idle device
-            asked = rows if on_device else rows[(found.name[rows] == NONE) | (found.name[rows] == idle)]
-            if len(asked):
-                _set_causes(ranks, waits, asked, codes, on_device, found)
+        _set_causes(ranks, waits, rows, codes, 1, found)
+        idling = rows[found.name[rows] == idle]
+        idle_ns = found.ns[idling].copy()
+        found.ns[idling] = 0  # the host explains an idle device
+        asked = rows[on_host[waits.last[rows]] | (found.name[rows] == idle)]
+        _set_causes(ranks, waits, asked, codes, 0, found)
+        found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, found.ns[idling])
     return found
+
+
+def _behind(ranks: Sequence[RankTrace], waits: GroupWaits) -> Int64:
+    """Return how much later than the others on average the last rank left the collective before; 0 if unknown."""
+    left: Int64 = np.zeros_like(waits.end_ns)
+    usable = (waits.last != NONE) & _same_before(waits)
+    for column, index in enumerate(waits.match.ranks.tolist()):
+        rows, ends = waits.match.rows[:, column], np.maximum.accumulate(ranks[index].collectives.end_ns)
+        there = waits.known[:, column]
+        usable &= ~there | (rows > 0)
+        earlier = there & (rows > 0)
+        shift = waits.end_ns[there, column][:1] - ranks[index].collectives.end_ns[rows[there]][:1]  # to the common clock
+        left[earlier, column] = ends[rows[earlier] - 1] + shift.sum()
+    place = np.searchsorted(waits.match.ranks, np.maximum(waits.last, 0))
+    own = left[np.arange(len(left)), np.minimum(place, len(waits.match.ranks) - 1)]
+    others = np.maximum(waits.known.sum(axis=1) - 1, 1)
+    difference = np.where(waits.known, own[:, None] - left, 0).sum(axis=1) // others
+    return np.where(usable, difference, 0)
+
+
+def _same_before(waits: GroupWaits) -> Bool:
+    """Return which collectives follow the same one on all their ranks, as far as the group shows."""
+    rows, known = waits.match.rows, waits.known
+    same = np.zeros(len(rows), np.bool_)
+    follows = rows[1:] - 1 == rows[:-1]
+    same[1:] = (follows | ~known[1:]).all(axis=1) | (~follows & known[:-1] | ~known[1:]).all(axis=1)
+    return same
 
 
 _CHUNK = 4096
@@ -149,6 +182,7 @@ _CHUNK = 4096
 def _set_causes(
     ranks: Sequence[RankTrace], waits: GroupWaits, asked: Int64, codes: Sequence[Int64], on_device: int, found: LateCauses
 ) -> None:
+    """Set the cause of collectives whose excess is larger than that of the cause so far."""
     parts: list[tuple[Int64, Int64, Int64, Bool]] = []
     for column, index in enumerate(waits.match.ranks.tolist()):
         place = np.full(len(ranks[index].collectives), NONE, np.int64)
@@ -162,16 +196,14 @@ def _set_causes(
         at = at[kept]
         parts.append((at, codes[column][causes.name[kept]], causes.ns[kept], waits.last[asked][at] == index))
     at, name, ns, mine = (np.concatenate(column) for column in zip(*parts, strict=True))
-    if not len(at):
-        return
-    width = int(name.max()) + 1
+    width = int(name.max(initial=0)) + 1
     keys, place = np.unique(at * width + name, return_inverse=True)
     place = place.reshape(-1)
     others = np.maximum(waits.known[asked].sum(axis=1) - 1, 1)[keys // width]
     own, rest = sums(place[mine], ns[mine], len(keys)), sums(place[~mine], ns[~mine], len(keys))
     excess = own - rest // others
     order = np.lexsort((excess, keys // width))
-    top = order[np.append(np.diff(keys[order] // width) > 0, True)]
-    top = top[excess[top] > 0]
+    top = order[np.append(np.diff(keys[order] // width) > 0, len(order) > 0)] if len(order) else order
+    top = top[excess[top] > found.ns[asked[keys[top] // width]]]
     rows = asked[keys[top] // width]
     found.name[rows], found.ns[rows], found.on_device[rows] = keys[top] % width, excess[top], on_device
