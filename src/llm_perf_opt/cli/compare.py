@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llm_perf_opt.cli.completing import complete_side
-from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, page_kind, print_json, write_page
 from llm_perf_opt.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def compare(
     note_debug(debug)
     if as_json and markdown:
         raise ConfigError("--json and --markdown both write to standard output.", "Use one of them, or write a file with --out.")
-    kind = _kind(out)
+    kind = page_kind(out)
     sides = _words(base, more_base), _words(new, more_new)
     from llm_perf_opt.analysis.comparison.effects import Judgement
     from llm_perf_opt.analysis.comparison.gates import exit_code
@@ -93,7 +93,7 @@ def compare(
         judgement=Judgement(smallest / 100, None if process_spread is None else process_spread / 100),
     )
     if out is not None:
-        _write(found, out, kind)
+        write_page(out, kind, found, lambda: _document(found))
     if as_json:
         print_json(found)
     else:
@@ -121,25 +121,5 @@ def _document(found: "Found") -> "Document":
     return comparison_document(found) if isinstance(found, Comparison) else serving_comparison_document(found)
 
 
-def _write(found: "Found", out: Path, kind: str) -> None:
-    from llm_perf_opt.core.run_folder import encoded, write_whole
-    from llm_perf_opt.report.html import render_html
-    from llm_perf_opt.report.markdown import render_markdown
-
-    if kind == ".json":
-        content = encoded(found)
-    else:
-        content = (render_html if kind == ".html" else render_markdown)(_document(found)).encode()
-    write_whole(out, content)
-
-
 def _words(first: str | None, more: list[str] | None) -> list[str]:
     return [*([first] if first else []), *(more or [])]
-
-
-def _kind(out: Path | None) -> str:
-    if out is None:
-        return ""
-    if out.suffix not in (".html", ".md", ".json"):
-        raise ConfigError(f"--out {out}: the file extension must select a format.", "Use .html, .md or .json.")
-    return out.suffix

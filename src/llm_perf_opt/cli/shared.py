@@ -1,13 +1,18 @@
 """Options and helpers that the verbs share."""
 
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, did_you_mean, nearest
 from llm_perf_opt.core.terminal import json_text
+
+if TYPE_CHECKING:
+    from llm_perf_opt.report.document import Document
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on standard output, everything else on standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")]
@@ -111,6 +116,24 @@ def debugging() -> bool:
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
     sys.stdout.write(json_text(value, sys.stdout.encoding) + "\n")
+
+
+def page_kind(out: Path | None) -> str:
+    """Return the format of a page by the extension of its file; empty without a file."""
+    if out is None:
+        return ""
+    if out.suffix not in (".html", ".md", ".json"):
+        raise ConfigError(f"--out {out}: the file extension must select a format.", "Use .html, .md or .json.")
+    return out.suffix
+
+
+def write_page(out: Path, kind: str, data: Any, page: Callable[[], "Document"]) -> None:
+    """Write data as JSON, or its page as HTML or Markdown."""
+    from llm_perf_opt.core.run_folder import encoded, write_whole
+    from llm_perf_opt.report.html import render_html
+    from llm_perf_opt.report.markdown import render_markdown
+
+    write_whole(out, encoded(data) if kind == ".json" else (render_html if kind == ".html" else render_markdown)(page()).encode())
 
 
 def command_line() -> list[str]:

@@ -81,6 +81,33 @@ def answer(
     return Answer(child.returncode, output, errors.decode(errors="replace"))
 
 
+def answers(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[Answer]:
+    """Run several commands at once, each until it ends, and return their results. If interrupted, end all of them."""
+    children: list[subprocess.Popen[bytes]] = []
+    found = []
+    try:
+        for argv in commands:
+            children.append(
+                subprocess.Popen(  # noqa: S603 - an argv list, never a shell
+                    list(argv),
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            )
+        for child in children:
+            _, errors = child.communicate()
+            found.append(Answer(child.returncode, b"", errors.decode(errors="replace")))
+    except OSError as error:
+        raise ResourceError(f"{error.filename} cannot be started: {error.strerror}.", "Check that it is installed.") from error
+    finally:
+        for child in children:
+            end(child)
+    return found
+
+
 def end(child: "subprocess.Popen[bytes]") -> None:
     """End a child: send SIGINT, then SIGTERM, then SIGKILL to its process group."""
     for number, patience in zip(END_SIGNALS, GRACE_S, strict=True):

@@ -36,15 +36,17 @@ def analyze_source(source: Path, *, use_cache: bool = True) -> SourceAnalysis:
     if there(source, "Give a run folder, a torch trace, or an nsys report or SQLite export.").is_dir():
         return _analyze_run(source)
     check_ordinary(source)
-    notes: tuple[str, ...] = ()
-    file = source
-    if source.suffix in _REPORTS:
-        file, notes = _export(source, use_cache)
+    file, notes = readable_file(source, use_cache)
     found = _cached(file, source) if use_cache else None
     if found is None:
         found, more = _analyze_file(file, source, use_cache)
         notes += more
     return SourceAnalysis(found, notes, _incomplete_error(found))
+
+
+def readable_file(source: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
+    """Return the file itself, or the SQLite export of an nsys report, and notes for the user."""
+    return _export(source, use_cache) if source.suffix in _REPORTS else (source, ())
 
 
 def with_borrowed_modules(found: SourceAnalysis, source: Path, eager: Path) -> SourceAnalysis:

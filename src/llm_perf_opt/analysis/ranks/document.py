@@ -121,7 +121,7 @@ class RankStepLine(msgspec.Struct, frozen=True):
     late_ns: int
     """How much later than the next to last rank it entered the collectives of the step, summed."""
     cause: str
-    """The cause with the most time among its late entries."""
+    """The operator with the most time among the causes; that it left a collective late only if there is no other."""
 
 
 class CauseLine(msgspec.Struct, frozen=True):

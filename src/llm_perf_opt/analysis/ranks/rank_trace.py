@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from llm_perf_opt.traces.events import Columns, Int32, Int64, UInt8
 
-OUTSIDE = "(outside operators)"
+OUTSIDE = "(no operator)"
 """Time of the host in no operator: Python, and everything that the profiler does not record."""
 DEVICE_IDLE = "(device idle)"
 """Time in which the device had no work."""
-LEFT_LATE = "(left the collective before later)"
+LEFT_LATE = "(left previous late)"
 """The rank was behind already when it left the collective before."""
 
 

@@ -238,10 +238,11 @@ def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> R
         if line.last_rank is not None:
             late[line.last_rank] += line.late_ns or 0
     straggler = late.most_common(1)[0][0] if late else None
-    causes: Counter[str] = Counter()
+    causes: Counter[tuple[bool, str]] = Counter()
     for line in lines:
         if line.last_rank == straggler and line.cause:
-            causes[line.cause] += min(line.cause_ns or 0, line.late_ns or 0)
+            causes[line.cause != LEFT_LATE, line.cause] += min(line.cause_ns or 0, line.late_ns or 0)
+    worst = max(causes, key=lambda cause: (cause[0], causes[cause]), default=(False, ""))
     return RankStepLine(
         step=step,
         collectives=len(lines),
@@ -250,7 +251,7 @@ def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> R
         wait_ns=sum(line.wait_ns or 0 for line in lines),
         straggler=straggler,
         late_ns=late[straggler] if straggler is not None else 0,
-        cause=causes.most_common(1)[0][0] if causes else "",
+        cause=worst[1],
     )
 
 

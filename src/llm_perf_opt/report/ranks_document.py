@@ -1,0 +1,262 @@
+"""The page of several ranks: their budgets, collectives, stragglers, steps and clocks."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.ranks.document import (
+    CauseLine,
+    CollectiveKindLine,
+    CollectiveLine,
+    HostLine,
+    RankLine,
+    RanksAnalysis,
+    RankStepLine,
+)
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.report.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    Table,
+    cell,
+    count_cell,
+    name_cell,
+    numbers,
+)
+from llm_perf_opt.report.terminal import render_text
+from llm_perf_opt.report.text import bytes_per_s, duration, memory_size, percent
+
+TOP = 15
+_MOST_RANKS = 64
+_NO_TRACE = Missing("its trace is incomplete")
+_NO_CLOCK = Missing("no collective shows the offset of its clock")
+_VAGUE = Missing("below what the clocks of the hosts can tell, or only one rank has it")
+_NOT_STATED = Missing("the trace does not state it")
+BUDGET = (
+    "Computing + waiting + transfer + idle = span. Waiting and transfer are exposed communication, in which a collective ran and "
+    "nothing else computed: waiting until the last rank entered the collective, transfer after that. Overlap is communication "
+    "during computing. Last in is the number of collectives that the rank was the last to enter."
+)
+KINDS = (
+    "Transfer is the time from the entry of the last rank until all have left, waiting that of all ranks that came earlier, "
+    "summed. The bus rate is the bandwidth of the median transfer, counted as in nccl-tests; the link's peak is the datasheet's, "
+    "in one direction."
+)
+LATE = (
+    "Late is how much later than the next to last rank it entered the collectives that it was the last to enter. The cause is "
+    "what took longest, compared with the mean of the other ranks, since the collective before."
+)
+
+
+def ranks_text(found: RanksAnalysis, top: int = TOP) -> str:
+    """Return the page for the terminal."""
+    return render_text(ranks_document(found, top))
+
+
+def ranks_document(found: RanksAnalysis, top: int = TOP) -> Document:
+    """Return the page, with `top` rows of each long table."""
+    world = f" of {found.world_size:,}" if found.world_size and found.world_size > len(found.ranks) else ""
+    hosts = f", {len(found.hosts)} hosts" if len(found.hosts) > 1 else ""
+    subtitle = f"{len(found.ranks)} ranks{world}{hosts}, {len(found.collectives):,} collectives."
+    notice = "" if found.complete else "Some traces are incomplete and contribute nothing."
+    problems = [
+        Item("fatal:" if problem.fatal else "note:", problem.what + (f" → {problem.remedy}" if problem.remedy else ""))
+        for problem in found.problems
+    ]
+    sections = [
+        Section("health", "", [Items(problems)] if problems else []),
+        Section("summary", "", _summary(found)),
+        Section("ranks", "Ranks", [_budgets(found.ranks)]),
+        Section("collectives", "Collectives", _collectives(found, top)),
+        Section("stragglers", "Who was late", _late(found, top)),
+        Section("clocks", "", _clocks(found.hosts)),
+    ]
+    return Document(found.source, subtitle, notice, [section for section in sections if section.blocks])
+
+
+def _summary(found: RanksAnalysis) -> list[Block]:
+    """Return one paragraph: how much of the time is exposed communication, and who makes the others wait."""
+    spans = [line.span_ns or 0 for line in found.ranks]
+    exposed = sum(line.exposed_comm_ns or 0 for line in found.ranks)
+    if not sum(spans):
+        return []
+    waits = sum(line.wait_ns or 0 for line in found.ranks)
+    shares = percent(exposed / sum(spans)), percent(waits / sum(spans))
+    words = f"Exposed communication is {shares[0]} of the time of all ranks; {shares[1]} is waiting for others."
+    worst = max(found.ranks, key=lambda line: line.late_ns)
+    if worst.late_ns:
+        words += (
+            f" Rank {worst.rank} was the last to enter {worst.last:,} of {len(found.collectives):,} collectives, late by "
+            f"{duration(worst.late_ns)} in total."
+        )
+    return [Paragraph(words)]
+
+
+def _time(ns: int | None, why: Missing = _NO_TRACE) -> Cell | Missing:
+    return why if ns is None else cell(ns, duration)
+
+
+def _budgets(ranks: Sequence[RankLine]) -> Table:
+    names = ("span", "computing", "waiting", "transfer", "idle", "exposed", "overlap", "last in", "late")
+    caption = "Budget of each rank (under the profiler)"
+    table = Table("ranks", caption, [Column("rank"), *numbers(*names)], tools=True, foot=BUDGET)
+    for line in ranks[:_MOST_RANKS]:
+        waits = _NO_TRACE if line.span_ns is None else _NO_CLOCK
+        table.add(
+            Cell(str(line.rank), line.rank),
+            _time(line.span_ns),
+            _time(line.compute_ns),
+            _time(line.wait_ns, waits),
+            _time(line.transfer_ns, waits),
+            _time(line.idle_ns),
+            _share(line.exposed_comm_ns, line.span_ns),
+            _time(None if line.comm_ns is None else line.comm_ns - (line.exposed_comm_ns or 0)),
+            count_cell(line.last),
+            cell(line.late_ns, duration),
+        )
+    if len(ranks) > _MOST_RANKS:
+        table.foot += f" {len(ranks) - _MOST_RANKS:,} more ranks are in --json."
+    return table
+
+
+def _share(part: int | None, whole: int | None) -> Cell | Missing:
+    return cell(part / whole, percent) if part is not None and whole else _NO_TRACE
+
+
+def _collectives(found: RanksAnalysis, top: int) -> list[Block]:
+    kinds, skewed = found.collective_kinds, [line for line in found.collectives if line.start_skew_ns]
+    blocks: list[Block] = [_kinds(kinds[:top], len(kinds))] if kinds else []
+    if skewed:
+        worst = sorted(skewed, key=lambda line: (-(line.start_skew_ns or 0), line.index))[:top]
+        blocks.append(_worst(worst, len(found.collectives)))
+    lost = [line for line in found.collectives if line.missing or line.mismatched]
+    return [*blocks, _lost(lost[:top], len(lost))] if lost else blocks
+
+
+def _kinds(lines: Sequence[CollectiveKindLine], count: int) -> Table:
+    names = ("size", "ranks", "count", "transfer", "median", "bus rate", "link's peak", "of peak", "waiting", "median skew")
+    caption = f"By kind, size and group: {len(lines)} of {count}"
+    table = Table("collective-kinds", caption, [Column("kind"), Column("group"), *numbers(*names)], tools=True, foot=KINDS)
+    for line in lines:
+        bus = _known(line.bus_bytes_per_s, line.bus_why)
+        link = _known(line.link_bytes_per_s, line.link_why)
+        share = _ratio(line.bus_bytes_per_s, line.link_bytes_per_s, line.bus_why or line.link_why)
+        table.add(
+            line.kind,
+            name_cell(line.group or "–"),
+            _size(line.bytes),
+            _NOT_STATED if line.group_size is None else count_cell(line.group_size),
+            count_cell(line.count),
+            _time(line.transfer_ns, _NO_CLOCK),
+            _time(line.median_transfer_ns, _NO_CLOCK),
+            cell(bus, bytes_per_s),
+            cell(link, bytes_per_s),
+            cell(share, percent),
+            _time(line.wait_ns, _VAGUE),
+            _time(line.median_skew_ns, _VAGUE),
+        )
+    return table
+
+
+def _known(value: float | None, why: str) -> Maybe[float]:
+    return Missing(why) if value is None else value
+
+
+def _ratio(part: float | None, whole: float | None, why: str) -> Maybe[float]:
+    return Missing(why) if part is None or whole is None else part / whole
+
+
+def _size(size: int | None) -> Cell | Missing:
+    return _NOT_STATED if size is None else cell(size, memory_size)
+
+
+def _worst(lines: Sequence[CollectiveLine], count: int) -> Table:
+    columns = [
+        Column("index", number=True), Column("kind"), Column("step"), *numbers("skew", "transfer", "last rank", "late"),
+        Column("cause"), *numbers("longer by"),
+    ]  # fmt: skip
+    table = Table("skewed-collectives", f"Largest skew: {len(lines)} of {count:,} collectives", columns, tools=True)
+    for line in lines:
+        table.add(
+            count_cell(line.index),
+            line.kind,
+            line.step or "–",
+            _time(line.start_skew_ns, _VAGUE),
+            _time(line.transfer_ns, _NO_CLOCK),
+            _VAGUE if line.last_rank is None else count_cell(line.last_rank),
+            _time(line.late_ns, _VAGUE),
+            _cause(line.cause, line.cause_on),
+            _time(line.cause_ns, _NO_CAUSE),
+        )
+    return table
+
+
+_NO_CAUSE = Missing("nothing took longer than on the other ranks")
+
+
+def _cause(cause: str, where: str) -> Cell | Missing:
+    return name_cell(f"{cause}, {where}" if where == "host" and not cause.startswith("(") else cause) if cause else _NO_CAUSE
+
+
+def _lost(lines: Sequence[CollectiveLine], count: int) -> Table:
+    columns = [Column("index", number=True), Column("kind"), *numbers("size"), Column("problem")]
+    table = Table("unmatched", f"Missing or mismatched: {len(lines)} of {count:,}", columns)
+    for line in lines:
+        words = [f"missing on rank {', '.join(map(str, line.missing))}"] if line.missing else []
+        words += ["ranks disagree on kind or size"] if line.mismatched else []
+        table.add(count_cell(line.index), line.kind, _size(line.bytes), ", ".join(words))
+    return table
+
+
+def _late(found: RanksAnalysis, top: int) -> list[Block]:
+    blocks: list[Block] = [_causes(found.causes[:top], len(found.causes))] if found.causes else []
+    return [*blocks, _steps(found.steps, top)] if found.steps else blocks
+
+
+def _causes(lines: Sequence[CauseLine], count: int) -> Table:
+    columns = [Column("rank", number=True), Column("cause"), *numbers("collectives", "longer by", "late")]
+    table = Table("causes", f"Causes: {len(lines)} of {count:,}", columns, tools=True, foot=LATE)
+    for line in lines:
+        late = (cell(line.cause_ns, duration), cell(line.late_ns, duration))
+        table.add(count_cell(line.rank), _cause(line.cause, line.cause_on), count_cell(line.collectives), *late)
+    return table
+
+
+def _steps(lines: Sequence[RankStepLine], top: int) -> Table:
+    shown = sorted(lines, key=lambda line: -line.wait_ns)[:top]
+    names = ("collectives", "wall, fastest", "wall, slowest", "waiting", "straggler", "late")
+    caption = f"Steps with the most waiting: {len(shown)} of {len(lines):,}"
+    table = Table("rank-steps", caption, [Column("step"), *numbers(*names), Column("cause")], tools=True)
+    for line in shown:
+        walls = (line.fastest_wall_ns, line.slowest_wall_ns, line.wait_ns)
+        table.add(
+            line.step,
+            count_cell(line.collectives),
+            *[cell(ns, duration) for ns in walls],
+            _VAGUE if line.straggler is None else count_cell(line.straggler),
+            cell(line.late_ns, duration),
+            name_cell(line.cause) if line.cause else _NO_CAUSE,
+        )
+    return table
+
+
+def _clocks(hosts: Sequence[HostLine]) -> list[Block]:
+    if len(hosts) < 2:
+        return []
+    columns = [Column("host"), Column("ranks"), *numbers("clock ahead", "residual", "collectives")]
+    foot = "Offsets are those of the ends of common collectives. Skew below the residual is n/a."
+    table = Table("clocks", "Clocks", columns, foot=foot)
+    for line in hosts:
+        ranks = f"{line.ranks[0]}–{line.ranks[-1]}" if len(line.ranks) > 4 else ", ".join(map(str, line.ranks))
+        table.add(
+            name_cell(line.host or "not stated"),
+            ranks,
+            _time(line.offset_ns, _NO_CLOCK),
+            _time(line.residual_ns, _NO_CLOCK),
+            count_cell(line.pairs),
+        )
+    return [table]

@@ -1,0 +1,154 @@
+"""Read the trace of one rank, in this process or in a child.
+
+`python -m llm_perf_opt.workflows.rank_reader OPTIONS TRACE RESULT …` reads several and leaves what they contribute as arrays:
+traces of many ranks are read on all cores, and a child holds one at a time.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from llm_perf_opt.analysis.ranks.extract import rank_trace
+from llm_perf_opt.analysis.ranks.rank_trace import Causes, Intervals, Occurrences, RankGroup, RankStep, RankTrace
+from llm_perf_opt.analysis.ranks.ranks_analysis import RankFile
+from llm_perf_opt.analysis.trace.document import ProblemLine
+from llm_perf_opt.core.errors import LlmPerfError, ParseError, error_from
+from llm_perf_opt.core.run_folder import encoded
+from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.traces.events import Columns, Trace
+
+_TABLES: dict[str, type[Columns]] = {"collectives": Occurrences, "exposed": Intervals, "causes": Causes}
+_ONE_OF_MANY = "one_rank"
+"""The problem that a trace is of one rank; here the others are given."""
+
+
+class RankRead(msgspec.Struct, frozen=True):
+    """What was read from one file."""
+
+    trace: RankTrace
+    problems: list[ProblemLine]
+    complete: bool
+    notes: list[str]
+    analysis: msgspec.Raw | None = None
+    """The analysis of the trace alone, if requested."""
+
+    def file(self, rank: int, name: str) -> RankFile:
+        """Return it as the file of a rank."""
+        return RankFile(rank, name, self.trace, tuple(self.problems), self.complete)
+
+
+def read_rank(source: Path, *, use_cache: bool, with_analysis: bool) -> RankRead:
+    """Return what the trace of a rank contributes; an incomplete trace contributes its problems only."""
+    from llm_perf_opt.analysis.evidence import RunFacts
+    from llm_perf_opt.analysis.trace_analysis import trace_document
+    from llm_perf_opt.traces.health import examined
+    from llm_perf_opt.workflows.analyze_trace import readable_file
+
+    file, notes = readable_file(source, use_cache)
+    trace, more = _trace(file, use_cache)
+    trace = examined(trace)
+    problems = [
+        ProblemLine(problem.id, problem.what, problem.fatal, problem.remedy)
+        for problem in trace.problems
+        if problem.id not in (_ONE_OF_MANY, "no_device_work")
+    ]
+    analysis = msgspec.Raw(encoded(trace_document(trace, RunFacts(), str(source)))) if with_analysis else None
+    found = rank_trace(trace) if trace.complete else _without_figures(trace)
+    return RankRead(found, problems, trace.complete, [*notes, *more], analysis)
+
+
+def _trace(file: Path, use_cache: bool) -> tuple[Trace, tuple[str, ...]]:
+    from llm_perf_opt.core.records import Missing
+
+    if not use_cache:
+        from llm_perf_opt.traces.open_trace import read_trace
+
+        return read_trace(file), ()
+    from llm_perf_opt.analysis.trace.stages import stage_columns
+    from llm_perf_opt.traces.trace_cache import cached_trace
+
+    opened = cached_trace(file, columns=stage_columns)
+    return opened.trace, (opened.tables.why,) if isinstance(opened.tables, Missing) else ()
+
+
+def _without_figures(trace: Trace) -> RankTrace:
+    why = "; ".join(problem.what for problem in trace.problems if problem.fatal)
+    stated = trace.facts.get("distributed_rank", "")
+    rank = int(stated) if stated.isdecimal() and len(stated) < 10 else None
+    host = trace.facts.get("host_name", "")
+    return RankTrace(rank, 0, host, "", False, 0, 0, 0, 0, why=f"its trace is incomplete: {why}")
+
+
+# --- the child --------------------------------------------------------------------------------------------------------
+
+
+class _Stored(msgspec.Struct):
+    """Everything but the arrays."""
+
+    error: tuple[str, str, str] | None = None
+    """Class, fact and remedy."""
+    problems: list[ProblemLine] = msgspec.field(default_factory=list)
+    complete: bool = False
+    notes: list[str] = msgspec.field(default_factory=list)
+    plain: dict[str, Any] = msgspec.field(default_factory=dict)
+    groups: list[RankGroup] = msgspec.field(default_factory=list)
+    steps: list[RankStep] = msgspec.field(default_factory=list)
+    analysis: msgspec.Raw | None = None
+
+
+def store(read: RankRead, place: Path) -> None:
+    """Write what was read to two files."""
+    trace = read.trace
+    arrays = {f"{table}.{name}": column for table in _TABLES for name, column in getattr(trace, table).columns().items()}
+    kept = ("groups", "steps", *_TABLES)
+    plain = {entry.name: getattr(trace, entry.name) for entry in fields(trace) if entry.name not in kept}
+    np.savez(place.with_suffix(".npz"), allow_pickle=False, **arrays)
+    stored = _Stored(None, read.problems, read.complete, read.notes, plain, list(trace.groups), list(trace.steps), read.analysis)
+    place.with_suffix(".json").write_bytes(encoded(stored))
+
+
+def stored_rank(place: Path) -> RankRead:
+    """Return what a child wrote, or raise the error that it met."""
+    stored = msgspec.json.decode(read_bytes(place.with_suffix(".json")), type=_Stored)
+    if stored.error is not None:
+        raise error_from(*stored.error)
+    with np.load(place.with_suffix(".npz"), allow_pickle=False) as arrays:
+        tables: dict[str, Any] = {
+            table: kind(**{name: arrays[f"{table}.{name}"] for name in kind.none().columns()}) for table, kind in _TABLES.items()
+        }
+    plain = {**stored.plain, "names": tuple(stored.plain["names"])}
+    trace = RankTrace(**plain, groups=tuple(stored.groups), steps=tuple(stored.steps), **tables)
+    return RankRead(trace, stored.problems, stored.complete, stored.notes, stored.analysis)
+
+
+NO_CACHE, WITH_ANALYSIS = "no-cache", "with-analysis"
+"""Options of the child, separated by commas."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Read traces, one after the other."""
+    options = argv[0].split(",")
+    for file, result in zip(argv[1::2], argv[2::2], strict=True):
+        place = Path(result)
+        try:
+            read = read_rank(Path(file), use_cache=NO_CACHE not in options, with_analysis=WITH_ANALYSIS in options)
+            store(read, place)
+        except LlmPerfError as error:
+            failed = _Stored(error=(type(error).__name__, error.fact, error.remedy))
+            place.with_suffix(".json").write_bytes(encoded(failed))
+    return 0
+
+
+def check_stored(place: Path, file: str) -> None:
+    """Raise a ParseError if a child left nothing."""
+    if not place.with_suffix(".json").is_file():
+        raise ParseError(f"{file} was not read: the process that read it ended early.", "It may have run out of memory.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
