@@ -6,13 +6,13 @@ import numpy as np
 
 from llm_perf_opt.traces.events import Trace
 
-_NAMES = ("name", "domain")
+_NAMES = ("name", "domain", "collective", "process_group", "group_ranks")
 
 
 def said(trace: Trace) -> dict[str, Any]:
     """Everything that a trace says: rows with their names, in an order of their own, so that events of equal times compare."""
     tables = {}
-    for table in ("work", "calls", "ranges", "operators"):
+    for table in ("work", "calls", "ranges", "operators", "collectives"):
         columns = getattr(trace, table).columns()
         types = {name: column.dtype for name, column in columns.items()}
         plain = [_plain(trace, name, column) for name, column in columns.items()]

@@ -77,7 +77,7 @@ def _in_folder(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
     files = [file for file in files if file.suffix not in (".nsys-rep", ".qdrep") or file.stem not in exported]
     traces = [file for file in files if _is_trace(file)]
     if not traces:
-        raise ConfigError(
+        raise ParseError(
             f"{folder} is neither a run folder nor a folder of traces.",
             f"Give a folder with {_RUN_FILE}, or with files that end in {', '.join(_ENDINGS)}.",
         )

@@ -23,7 +23,10 @@ from traces_equal import said
 
 TESTS = Path(__file__).parents[2]
 PACKAGE = Path(llm_perf_opt.__file__).parent
-RECORDED = TESTS / "fixtures" / "h200" / "torch_trace.json.gz"
+RECORDED = [
+    TESTS / "fixtures" / name
+    for name in ("h200/torch_trace.json.gz", "ranks/nccl_excerpt.json.gz", "ranks/two_ranks_rank0.json.gz")
+]
 DAMAGE = [(b'"ts": ', b'"ts"; '), (b'"name": "', b'"name": "a "quoted" '), (b"\n  },", b"\n  ];"), (b'"dur": ', b'"dur": -')]
 PRINT_FINGERPRINTS = """
 import hashlib, sys
@@ -39,8 +42,8 @@ for path in sys.argv[1:]:
 
 @pytest.fixture
 def traces(tmp_path: Path) -> list[Path]:
-    """A recorded trace, and generated ones in both layouts of torch: whole, damaged and truncated."""
-    found = [RECORDED]
+    """Recorded traces, and generated ones in both layouts of torch: whole, damaged and truncated."""
+    found = list(RECORDED)
     for newer in (False, True):
         whole = tmp_path / f"whole_{newer}.json"
         write_trace(whole, Recipe(steps=6, kernels_per_step=12, copies=True, line_a_value=newer))

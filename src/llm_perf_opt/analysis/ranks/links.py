@@ -42,6 +42,6 @@ def link_peak(ranks: Sequence[RankTrace], match: GroupMatch) -> Maybe[float]:
     hardware = [hardware_of_device(name) for name in sorted(devices)]
     peaks = {_NVLINK_GB_PER_S.get(entry.key) for entry in hardware if not isinstance(entry, Missing)}
     if len(hardware) != 1 or len(peaks) != 1 or (peak := peaks.pop()) is None:
-        names = ", ".join(sorted(name for name in devices if name)) or "the device, which the traces do not name"
-        return Missing(f"the link of {names} is not known")
+        names = ", ".join(sorted(name for name in devices if name))
+        return Missing(f"the link of {names} is not known" if names else "the traces do not name the device")
     return peak * 1e9

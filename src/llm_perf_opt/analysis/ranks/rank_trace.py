@@ -8,7 +8,7 @@ OUTSIDE = "(no operator)"
 """Time of the host in no operator: Python, and everything that the profiler does not record."""
 DEVICE_IDLE = "(device idle)"
 """Time in which the device had no work."""
-LEFT_LATE = "(left previous late)"
+LEFT_LATE = "(already behind)"
 """The rank was behind already when it left the collective before."""
 
 

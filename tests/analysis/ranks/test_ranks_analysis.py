@@ -1,0 +1,209 @@
+"""Several ranks: exact where the truth is known, and the figures of recorded jobs."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_perf_opt.analysis.ranks.document import CollectiveLine, RanksAnalysis
+from llm_perf_opt.workflows.analyze_ranks import analyze_rank_files
+from rank_traces import Job, Truth, write_job
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "ranks"
+
+
+def analyzed(files: list[Path]) -> RanksAnalysis:
+    return analyze_rank_files(files, "job", use_cache=False).document
+
+
+def recorded(pattern: str) -> RanksAnalysis:
+    return analyzed(sorted(FIXTURES.glob(pattern)))
+
+
+def skew(row: dict[str, dict[int, int]]) -> int:
+    return max(row["start"].values()) - min(row["start"].values())
+
+
+def last(row: dict[str, dict[int, int]]) -> int | None:
+    latest = max(row["start"].values())
+    who = [rank for rank, start in row["start"].items() if start == latest]
+    return who[0] if len(who) == 1 and len(row["start"]) > 1 else None
+
+
+def assert_true(found: RanksAnalysis, truth: Truth) -> None:
+    """Every figure of every rank and collective is the true one."""
+    assert [line.busy_ns for line in found.ranks] == truth.busy_ns
+    assert [line.idle_ns for line in found.ranks] == truth.idle_ns
+    assert [line.exposed_comm_ns for line in found.ranks] == truth.exposed_ns
+    assert [line.offset_ns for line in found.ranks] == truth.offset_ns
+    assert [line.index for line in found.collectives] == list(range(len(truth.collectives)))
+    for line, row in zip(found.collectives, truth.collectives, strict=True):
+        assert_one(line, row)
+    for rank in found.ranks:
+        assert (rank.compute_ns or 0) + (rank.wait_ns or 0) + (rank.transfer_ns or 0) + (rank.idle_ns or 0) == rank.span_ns
+
+
+def assert_one(line: CollectiveLine, row: dict[str, object]) -> None:
+    ends = int(str(row["end"])) - max(row["start"].values())  # type: ignore[attr-defined]
+    assert (line.kind, line.ranks, line.missing) == (row["kind"], row["ranks"], row["missing"])
+    assert line.bytes == row["bytes"]
+    assert line.transfer_ns == ends
+    if len(line.ranks) > 1:
+        assert line.start_skew_ns == skew(row)  # type: ignore[arg-type]
+        assert line.last_rank == last(row)  # type: ignore[arg-type]
+
+
+@given(
+    ranks=st.sampled_from([2, 3, 4, 8]),
+    collectives=st.integers(2, 40),
+    hosts=st.sampled_from([1, 2]),
+    on_device=st.booleans(),
+    paired=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_jobs_with_known_truth_are_exact(
+    tmp_path_factory: pytest.TempPathFactory, ranks: int, collectives: int, hosts: int, on_device: bool, paired: bool, seed: int
+) -> None:
+    group = 2 if paired and ranks % 2 == 0 and on_device and hosts == 1 else 0
+    job = Job(ranks, collectives, seed, hosts, on_device, group=group)
+    truth = write_job(tmp_path_factory.mktemp("job"), job)
+    found = analyzed(truth.files)
+    assert_true(found, truth)
+    assert found.problems == []
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_collectives_that_a_trace_lacks_are_missing_and_the_others_exact(tmp_path: Path, hosts: int, numbered: bool) -> None:
+    drop = {1: [0, 1, 17], 3: [29], 2: [8]}
+    truth = write_job(tmp_path, Job(drop=drop, hosts=hosts, numbered=numbered, seed=3))
+    found = analyzed(truth.files)
+    assert_true(found, truth)
+    assert [problem.id for problem in found.problems] == ["missing_collectives"]
+    assert sum(len(line.missing) for line in found.collectives) == 5
+
+
+def test_windows_of_hosts_that_begin_apart_are_aligned(tmp_path: Path) -> None:
+    """Same kind and size throughout is impossible to align by names; the ends tell."""
+    truth = write_job(tmp_path, Job(ranks=4, hosts=2, drop={2: [0, 1, 2], 3: [0, 1, 2]}, collectives=60, seed=5))
+    found = analyzed(truth.files)
+    assert [line.offset_ns for line in found.ranks] == truth.offset_ns
+    assert [line.missing for line in found.collectives[:4]] == [[2, 3], [2, 3], [2, 3], []]
+    assert_true(found, truth)
+
+
+def test_ranks_that_disagree_on_the_size_are_named(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(double={2: [11]}, seed=1))
+    found = analyzed(truth.files)
+    assert [line.index for line in found.collectives if line.mismatched] == [11]
+    assert found.collectives[11].ranks == [0, 1, 2, 3]
+    assert [problem.id for problem in found.problems] == ["mismatched_collectives"]
+
+
+def test_skew_below_the_residual_of_the_clocks_is_not_known(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=2, hosts=2, collectives=200, end_noise_ns=8_000, seed=2))
+    found = analyzed(truth.files)
+    (_, second) = found.hosts
+    assert second.pairs == 200
+    assert second.residual_ns is not None
+    assert 4_000 < second.residual_ns < 8_000
+    assert second.offset_ns == pytest.approx(truth.offset_ns[1], abs=1_500)
+    unknown = [line for line in found.collectives if line.start_skew_ns is None]
+    assert 0 < len(unknown) < 200
+    assert all(line.last_rank is None for line in unknown)
+    true = {index: skew(row) for index, row in enumerate(truth.collectives)}
+    assert all(true[line.index] < second.residual_ns + 1_500 for line in unknown)
+    known = [line for line in found.collectives if line.start_skew_ns is not None]
+    assert all(line.start_skew_ns == pytest.approx(true[line.index], abs=1_500) for line in known)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_the_rank_and_the_operator_that_are_late_are_named(tmp_path: Path, on_device: bool) -> None:
+    truth = write_job(tmp_path, Job(ranks=4, on_device=on_device, late={2: 500_000}, collectives=30))
+    found = analyzed(truth.files)
+    worst = max(found.ranks, key=lambda line: line.late_ns)
+    assert worst.rank == 2
+    assert worst.late_ns == pytest.approx(10 * 500_000, rel=0.06)
+    cause = found.causes[0]
+    assert (cause.rank, cause.cause) == (2, "aten::mm")
+    assert cause.collectives >= 10
+    assert cause.cause_ns == pytest.approx(10 * 500_000, rel=0.05)
+    late = [step for step in found.steps if step.straggler == 2]
+    assert len(late) == 6
+    assert {step.cause for step in late} == {"aten::mm"}
+
+
+def test_a_clock_that_nothing_connects_is_unknown(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=4, hosts=2, group=2, collectives=10))
+    found = analyzed(truth.files)
+    assert [line.offset_ns for line in found.ranks] == [0, 0, None, None]
+    assert "no_common_collective" in [problem.id for problem in found.problems]
+    apart = [line for line in found.collectives if line.ranks == [2, 3]]
+    assert len(apart) == 10
+    assert all(line.transfer_ns is None for line in apart)
+
+
+def test_the_bandwidth_of_a_ring(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=4, collectives=20))
+    found = analyzed(truth.files)
+    factor = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75}
+    for line in found.collective_kinds:
+        assert line.bus_bytes_per_s is not None
+        assert line.median_transfer_ns is not None
+        assert line.bus_bytes_per_s == pytest.approx(
+            factor[line.kind] * (line.bytes or 0) / line.median_transfer_ns * 1e9, rel=1e-3
+        )
+        assert line.link_bytes_per_s is None
+        assert line.link_why
+    assert sum(line.count for line in found.collective_kinds) == 20
+
+
+# --- recorded jobs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_planted_straggler_is_found_in_a_recorded_job() -> None:
+    """Rank 1 slept 3 ms before a collective of each of 15 decode steps."""
+    found = recorded("gloo_tp2_straggler_*")
+    assert found.problems == []
+    assert len(found.collectives) == 161
+    assert [(line.last, line.late_ns) for line in found.ranks] == [(4, 3_091_911), (157, 185_673_755)]
+    assert [line.exposed_comm_ns for line in found.ranks] == [288_408_475, 243_752_944]
+    slept = next(line for line in found.causes if line.cause == "(no operator)")
+    assert (slept.rank, slept.collectives) == (1, 15)
+    assert slept.cause_ns == pytest.approx(15 * 3_000_000, rel=0.05)
+    assert {step.straggler for step in found.steps} == {1}
+    kinds = {(line.kind, line.bytes): line.count for line in found.collective_kinds}
+    assert kinds == {
+        ("all_reduce", 2048): 135,
+        ("all_reduce", 65536): 9,
+        ("all_gather", 8192): 15,
+        ("all_gather", 262144): 1,
+        ("barrier", None): 1,
+    }
+
+
+def test_four_recorded_ranks_match_completely() -> None:
+    found = recorded("gloo_tp4_*")
+    assert found.problems == []
+    assert len(found.collectives) == 81
+    assert all(line.ranks == [0, 1, 2, 3] for line in found.collectives)
+    assert [line.last for line in found.ranks] == [5, 34, 29, 13]
+    assert [line.wait_ns for line in found.ranks] == [292_669_514, 136_166_942, 190_679_794, 342_996_077]
+    assert len(found.steps) == 8
+
+
+def test_sampled_traces_of_two_ranks() -> None:
+    """Half of the collectives of each trace are not in the other: they are matched by time."""
+    found = recorded("two_ranks_*")
+    assert {problem.id for problem in found.problems} == {"ranks_not_given", "unknown_hosts", "missing_collectives"}
+    assert [line.busy_ns for line in found.ranks] == [547_656_000, 580_050_000]
+    assert [line.exposed_comm_ns for line in found.ranks] == [336_983_000, 303_523_000]
+    both = [line for line in found.collectives if not line.missing]
+    assert [(line.kind, line.start_skew_ns, line.last_rank) for line in both] == [
+        ("all_to_all", 4_859_000, 1),
+        ("all_reduce", 3_302_000, 1),
+        ("all_gather", 84_000, 1),
+        ("all_reduce", 22_328_000, 1),
+        ("all_gather", 1_292_000, 1),
+    ]
