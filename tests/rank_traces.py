@@ -33,6 +33,9 @@ class Job:
     double: dict[int, list[int]] = field(default_factory=dict)
     """Rank → collectives to which it gives twice the data."""
     numbered: bool = False
+    """Whether the library numbers its collectives."""
+    operators: int = 2
+    """Operators between two collectives."""
 
 
 @dataclass
@@ -73,8 +76,29 @@ def write_job(folder: Path, job: Job) -> Truth:
     files = []
     for rank in range(job.ranks):
         files.append(folder / f"trace_rank{rank}.json")
-        files[-1].write_text(json.dumps(made.trace(rank)))
+        files[-1].write_text(_in_layout(made.trace(rank)))
     return made.truth(files)
+
+
+def _in_layout(trace: dict[str, Any]) -> str:
+    """The trace as torch writes it."""
+    events = []
+    for event in trace.pop("traceEvents"):
+        head = {key: event[key] for key in ("cat", "name", "pid", "tid")}
+        times = f'"ts": {_us(event["ts"])}, "dur": {_us(event["dur"])}'
+        lines = [
+            f'    "ph": "X", {json.dumps(head)[1:-1]},',
+            f"    {times},",
+            '    "args": {',
+            f"      {json.dumps(event['args'])[1:-1]}",
+        ]
+        events.append("\n".join(["  {", *lines, "    }", "  }"]))
+    around = json.dumps(trace, indent=2)
+    return around.rstrip("}\n") + ',\n  "traceEvents": [\n' + ",\n".join(events) + "\n  ]\n}\n"
+
+
+def _us(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"
 
 
 class _Job:
@@ -82,7 +106,7 @@ class _Job:
         self.job = job
         random_ = random.Random(job.seed)
         self.offsets = [0] + [random_.randrange(-5_000_000, 5_000_000) for _ in range(job.hosts - 1)]
-        self.free = [1_000_000 + random_.randrange(20_000) for _ in range(job.ranks)]
+        self.free = [20_000_000 + random_.randrange(20_000) for _ in range(job.ranks)]
         self.work: list[list[tuple[int, int, str]]] = [[] for _ in range(job.ranks)]
         self.comm: list[list[dict[str, Any]]] = [[] for _ in range(job.ranks)]
         self.windows: list[list[tuple[int, int]]] = [[] for _ in range(job.ranks)]
@@ -100,8 +124,9 @@ class _Job:
         return rank * self.job.hosts // self.job.ranks
 
     def _compute(self, rank: int, number: int, random_: random.Random) -> None:
-        """Two operators with a gap between them; the second may run on while the collective begins."""
-        for name in ("aten::add", "aten::mm"):
+        """Operators with gaps between them; the last may run on while the collective begins."""
+        for place in range(self.job.operators):
+            name = "aten::mm" if place == self.job.operators - 1 else "aten::add"
             start = self.free[rank] + random_.randrange(50, 3_000)
             end = start + random_.randrange(500, 20_000)
             if name == "aten::mm" and number % 3 == 0:
@@ -144,10 +169,9 @@ class _Job:
         events: list[dict[str, Any]] = []
 
         def event(category: str, name: str, start: int, end: int, thread: int, **arguments: Any) -> None:
-            times = {"ts": (start + offset) / 1000, "dur": (end - start) / 1000}
-            events.append(
-                {"ph": "X", "cat": category, "name": name, "pid": 100 + rank, "tid": thread, **times, "args": arguments}
-            )
+            where = {"cat": category, "name": name, "pid": 100 + rank, "tid": thread}
+            arguments = {"External id": len(events), **arguments}
+            events.append({**where, "ts": start + offset, "dur": end - start, "args": arguments})
 
         correlation = 0
         for start, end, name in self.work[rank]:

@@ -54,6 +54,23 @@ def assert_one(line: CollectiveLine, row: dict[str, object]) -> None:
         assert line.last_rank == last(row)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(ranks=2, collectives=12, seed=1),
+        Job(ranks=3, collectives=12, hosts=2, seed=2),
+        Job(ranks=2, collectives=12, on_device=False, seed=3),
+        Job(ranks=4, collectives=8, group=2, seed=4),
+    ],
+)
+def test_a_job_with_known_truth_is_exact(tmp_path: Path, job: Job) -> None:
+    truth = write_job(tmp_path, job)
+    found = analyzed(truth.files)
+    assert_true(found, truth)
+    assert found.problems == []
+
+
+@pytest.mark.slow
 @given(
     ranks=st.sampled_from([2, 3, 4, 8]),
     collectives=st.integers(2, 40),

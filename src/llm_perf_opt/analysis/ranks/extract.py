@@ -34,13 +34,14 @@ _NOTHING = "its trace contains no collective"
 def rank_trace(trace: Trace) -> RankTrace:
     """Return what a rank's trace contributes."""
     comm = communication(trace)
-    found = find_collectives(trace, comm)
-    stages = find_stages(trace)
+    calls = launching_calls(trace)
+    found = find_collectives(trace, comm, calls)
+    stages = find_stages(trace, calls)
     names = _Names()
     side = _device_side(trace, comm) if len(trace.work) else _host_side(trace, found)
     segments = _segments(found, side.first_ns)
     units, steps = _units(stages)
-    causes = _causes(trace, found, segments, side, names)
+    causes = _causes(trace, found, segments, side, calls, names)
     groups = list(dict.fromkeys(found.groups))
     place = {group: index for index, group in enumerate(groups)}
     base = _base(trace)
@@ -200,12 +201,12 @@ def _segments(found: FoundCollectives, first_ns: int) -> Intervals:
     return Intervals(start.astype(np.int64), found.start_ns)
 
 
-def _causes(trace: Trace, found: FoundCollectives, segments: Intervals, side: _Side, names: _Names) -> Causes:
+def _causes(trace: Trace, found: FoundCollectives, segments: Intervals, side: _Side, calls: Int64, names: _Names) -> Causes:
     parts = []
     if not len(segments):
         return Causes.none()
     if len(found.work):
-        parts.append(_device_causes(trace, segments, side, names))
+        parts.append(_device_causes(trace, segments, side, calls, names))
         launched = through(found.call, trace.calls.start_ns)
         known = bool((launched != NONE).all()) and bool((np.diff(launched) >= 0).all())
         if known:
@@ -248,12 +249,12 @@ def _host_causes(trace: Trace, thread: int, windows: Intervals, names: _Names) -
     )
 
 
-def _device_causes(trace: Trace, segments: Intervals, side: _Side, names: _Names) -> Causes:
+def _device_causes(trace: Trace, segments: Intervals, side: _Side, calls: Int64, names: _Names) -> Causes:
     """Return the time of each operator's kernels in each segment, and the time without work."""
     work = trace.work
     rows = side.other
     piece, window, ns = overlaps(Intervals(work.start_ns[rows], work.end_ns[rows]), segments)
-    owner = _operator_names(trace, rows[piece], names)
+    owner = _operator_names(trace, rows[piece], calls, names)
     busy = covered_before(side.busy, segments.end_ns) - covered_before(side.busy, segments.start_ns)
     idle = segments.end_ns - segments.start_ns - busy
     return _summed(
@@ -264,10 +265,10 @@ def _device_causes(trace: Trace, segments: Intervals, side: _Side, names: _Names
     )
 
 
-def _operator_names(trace: Trace, rows: Int64, names: _Names) -> Int64:
+def _operator_names(trace: Trace, rows: Int64, calls: Int64, names: _Names) -> Int64:
     """Return the name of the operator that launched each row of work, otherwise the name of the kernel."""
     lane, call_lane = _call_lanes(trace)
-    call = launching_calls(trace)[rows]
+    call = calls[rows]
     nesting = nest(trace.operators.start_ns, trace.operators.end_ns, lane)
     operator = np.full(len(rows), NONE, np.int64)
     launched = np.flatnonzero(call != NONE)

@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.ranks.kinds import kind_of, moved_bytes
 from llm_perf_opt.analysis.ranks.rank_trace import RankGroup
 from llm_perf_opt.traces.events import NO_NAME, Bool, Columns, Int64, Trace, WorkKind
 from llm_perf_opt.traces.nesting import NONE, lanes_of, nest
-from llm_perf_opt.traces.projection import launching_calls, through
+from llm_perf_opt.traces.projection import through
 
 _ON_HOST = re.compile(r"(gloo|mpi|ucc):\w+")
 """Labels that enclose the whole collective, not only its launch."""
@@ -43,12 +43,12 @@ def communication(trace: Trace) -> Bool:
     return found
 
 
-def find_collectives(trace: Trace, on_device: Bool) -> FoundCollectives:
+def find_collectives(trace: Trace, on_device: Bool, call_of_work: Int64) -> FoundCollectives:
     """Return the collectives of a trace; `on_device` marks its kernels of collectives."""
     known = _Groups(trace)
     work = np.flatnonzero(on_device)
     if len(work):
-        return _kernels(trace, work, known)
+        return _kernels(trace, work, call_of_work[work], known)
     stated = trace.collectives
     rows = np.flatnonzero(stated.on_device == 0)
     labels = {index: _ON_HOST.fullmatch(trace.name_of(index)) for index in set(stated.name[rows].tolist())}
@@ -56,10 +56,9 @@ def find_collectives(trace: Trace, on_device: Bool) -> FoundCollectives:
     return _found(trace, known, stated.start_ns[rows], stated.end_ns[rows], _Stated(trace, rows[:, None]), None)
 
 
-def _kernels(trace: Trace, work: Int64, known: "_Groups") -> FoundCollectives:
+def _kernels(trace: Trace, work: Int64, calls: Int64, known: "_Groups") -> FoundCollectives:
     """Return kernels with what they state themselves or, if nothing, what the host states around their launch."""
     table, stated = trace.work, trace.collectives
-    calls = through(work, launching_calls(trace))
     rows = np.full((len(work), 1 + _LEVELS), NONE, np.int64)
     own = np.flatnonzero(stated.on_device == 1)
     places = {key: row for row, key in zip(own.tolist(), _keys(stated, own, "thread"), strict=True)}

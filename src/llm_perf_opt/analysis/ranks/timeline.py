@@ -6,7 +6,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.ranks.rank_trace import Intervals
 from llm_perf_opt.analysis.trace.intervals import Blocks, union_blocks
-from llm_perf_opt.traces.events import Columns, Int64
+from llm_perf_opt.traces.events import Columns, Int64, different
 from llm_perf_opt.traces.nesting import NONE, depths, nest
 
 
@@ -59,7 +59,7 @@ def shared_ns(first: Intervals, second: Intervals) -> int:
 
 def without(first: Blocks, second: Blocks) -> Intervals:
     """Return the time in the first blocks that is not in the second ones."""
-    times = np.unique(np.concatenate([first.start_ns, first.end_ns, second.start_ns, second.end_ns]))
+    times = different(np.concatenate([first.start_ns, first.end_ns, second.start_ns, second.end_ns]))
     if len(times) < 2:
         return Intervals.none()
     inside = _covers(first, times[:-1]) & ~_covers(second, times[:-1])

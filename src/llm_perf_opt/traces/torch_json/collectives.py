@@ -42,7 +42,8 @@ def states_collective(category: str, name: str) -> bool:
 
 def collective_columns(codes: Codes, events: Sequence[AnyEvent], start: Int64, end: Int64, *, on_device: bool) -> Collectives:
     """Return what these events state."""
-    rows = np.array([_stated(codes, event.args) for event in events], np.int64).reshape(len(events), 7).T
+    known: dict[tuple[bytes, ...], tuple[int, ...]] = {}
+    rows = np.array([_stated(codes, event.args, known) for event in events], np.int64).reshape(len(events), 7).T
     where = [(event.args.device, event.args.stream) if on_device else (event.pid, event.tid) for event in events]
     return Collectives(
         start_ns=start,
@@ -61,8 +62,20 @@ def collective_columns(codes: Codes, events: Sequence[AnyEvent], start: Int64, e
     )
 
 
-def _stated(codes: Codes, given: Arguments) -> tuple[int, ...]:
-    """Return collective, group, ranks of the group, its size, bytes in and out, and sequence number."""
+def _stated(codes: Codes, given: Arguments, known: dict[tuple[bytes, ...], tuple[int, ...]]) -> tuple[int, ...]:
+    """Return collective, group, ranks of the group, its size, bytes in and out, and sequence number.
+
+    All but the number repeat, so each distinct text is read once.
+    """
+    texts = (given.collective, given.group, given.group_ranks, given.dtype, given.elements_in, given.elements_out)
+    key = tuple(bytes(raw) for raw in (*texts, given.group_size, given.shapes, given.types))
+    if key not in known:
+        known[key] = _read(codes, given)
+    return *known[key], _whole(given.sequence, -1) if given.sequence else -1
+
+
+def _read(codes: Codes, given: Arguments) -> tuple[int, ...]:
+    """Return all of it but the number."""
     names = [_text(raw) for raw in (given.collective, given.group, given.group_ranks)]
     width = element_size(_text(given.dtype))
     elements = [_whole(raw, -1) for raw in (given.elements_in, given.elements_out)]
@@ -70,7 +83,7 @@ def _stated(codes: Codes, given: Arguments) -> tuple[int, ...]:
     if bytes_in < 0 and not given.elements_in:
         bytes_in = _tensor_bytes(given)
     codes_of = [codes.name[name] if name else NO_NAME for name in names]
-    return *codes_of, max(_whole(given.group_size, 0), 0), bytes_in, bytes_out, _whole(given.sequence, -1)
+    return *codes_of, max(_whole(given.group_size, 0), 0), bytes_in, bytes_out
 
 
 @lru_cache(maxsize=1000)
