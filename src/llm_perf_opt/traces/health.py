@@ -257,7 +257,7 @@ def _one_of_ranks(trace: Trace) -> Iterator[TraceProblem]:
             f"the trace is from {'rank ' + rank if rank.isdecimal() else 'one rank'} of {int(ranks):,}; its numbers are those of "
             "that rank"
         )
-        remedy = "Collectives include waiting for the other ranks: read their traces too, or record all ranks with nsys."
+        remedy = "Collectives include waiting for the other ranks: give the traces of all ranks to llm-perf analyze."
         yield TraceProblem("one_rank", what, fatal=False, remedy=remedy)
 
 

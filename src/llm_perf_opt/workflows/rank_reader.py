@@ -87,6 +87,9 @@ def _without_figures(trace: Trace) -> RankTrace:
 # --- the child --------------------------------------------------------------------------------------------------------
 
 
+_NOTHING = msgspec.Raw(b"null")
+
+
 class _Stored(msgspec.Struct):
     """Everything but the arrays."""
 
@@ -98,7 +101,7 @@ class _Stored(msgspec.Struct):
     plain: dict[str, Any] = msgspec.field(default_factory=dict)
     groups: list[RankGroup] = msgspec.field(default_factory=list)
     steps: list[RankStep] = msgspec.field(default_factory=list)
-    analysis: msgspec.Raw | None = None
+    analysis: msgspec.Raw = _NOTHING
 
 
 def store(read: RankRead, place: Path) -> None:
@@ -108,7 +111,8 @@ def store(read: RankRead, place: Path) -> None:
     kept = ("groups", "steps", *_TABLES)
     plain = {entry.name: getattr(trace, entry.name) for entry in fields(trace) if entry.name not in kept}
     np.savez(place.with_suffix(".npz"), allow_pickle=False, **arrays)
-    stored = _Stored(None, read.problems, read.complete, read.notes, plain, list(trace.groups), list(trace.steps), read.analysis)
+    stored = _Stored(None, read.problems, read.complete, read.notes, plain, list(trace.groups), list(trace.steps))
+    stored.analysis = read.analysis or _NOTHING
     place.with_suffix(".json").write_bytes(encoded(stored))
 
 
@@ -123,7 +127,9 @@ def stored_rank(place: Path) -> RankRead:
         }
     plain = {**stored.plain, "names": tuple(stored.plain["names"])}
     trace = RankTrace(**plain, groups=tuple(stored.groups), steps=tuple(stored.steps), **tables)
-    return RankRead(trace, stored.problems, stored.complete, stored.notes, stored.analysis)
+    return RankRead(
+        trace, stored.problems, stored.complete, stored.notes, None if stored.analysis == _NOTHING else stored.analysis
+    )
 
 
 NO_CACHE, WITH_ANALYSIS = "no-cache", "with-analysis"
