@@ -161,6 +161,25 @@ def test_a_clock_that_nothing_connects_is_unknown(tmp_path: Path) -> None:
     assert all(line.transfer_ns is None for line in apart)
 
 
+def test_hosts_that_are_not_stated_are_noticed_by_their_clocks(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=4, hosts=2, collectives=20))
+    for file in truth.files:
+        file.write_text(file.read_text().replace('"host_name":', '"unknown":'))
+    found = analyzed(truth.files)
+    assert_true(found, truth)
+    assert len(found.hosts) == 4
+    assert [problem.id for problem in found.problems] == ["unknown_hosts"]
+
+
+def test_ranks_without_collectives_have_budgets_only(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=2, collectives=3, drop={0: [0, 1, 2], 1: [0, 1, 2]}))
+    found = analyzed(truth.files)
+    assert [line.busy_ns for line in found.ranks] == truth.busy_ns
+    assert [line.exposed_comm_ns for line in found.ranks] == [0, 0]
+    assert found.collectives == found.steps == found.causes == []
+    assert [problem.id for problem in found.problems] == ["no_collectives"] * 2
+
+
 def test_the_bandwidth_of_a_ring(tmp_path: Path) -> None:
     truth = write_job(tmp_path, Job(ranks=4, collectives=20))
     found = analyzed(truth.files)
@@ -216,6 +235,10 @@ def test_sampled_traces_of_two_ranks() -> None:
     assert {problem.id for problem in found.problems} == {"ranks_not_given", "unknown_hosts", "missing_collectives"}
     assert [line.busy_ns for line in found.ranks] == [547_656_000, 580_050_000]
     assert [line.exposed_comm_ns for line in found.ranks] == [336_983_000, 303_523_000]
+    # HolisticTraceAnalysis 0.5.0, all profiler steps: get_temporal_breakdown, get_comm_comp_overlap
+    assert [line.idle_ns for line in found.ranks] == [675_191_000, 651_136_000]
+    overlapped = [100 * (1 - (line.exposed_comm_ns or 0) / (line.comm_ns or 1)) for line in found.ranks]
+    assert overlapped == pytest.approx([14.95, 19.93], abs=0.005)
     both = [line for line in found.collectives if not line.missing]
     assert [(line.kind, line.start_skew_ns, line.last_rank) for line in both] == [
         ("all_to_all", 4_859_000, 1),

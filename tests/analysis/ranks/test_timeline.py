@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.trace.intervals import union_blocks
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))), max_size=12)
 
 
-def columns(intervals: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def columns(intervals: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     pairs = np.array(intervals, np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 

@@ -19,6 +19,8 @@ MOST_SHIFT = 64
 """The windows of two traces may begin this many collectives apart."""
 _LEAST_ALIKE = 0.5
 """The least share of collectives that must be of the same kind and size at a shift."""
+_ALONE = "\0"
+"""Begins the name of a host that is not known and has one rank."""
 _RESIDUAL = 0.95
 """The share of the differences that lie within the residual."""
 
@@ -58,24 +60,23 @@ def matched_on_one_clock(ranks: Sequence[RankTrace]) -> tuple[Clocks, list[Group
     """Estimate the clocks of all hosts and match the collectives."""
     hosts = _hosts(ranks, apart=False)
     clocks, found = _estimated(ranks, hosts)
-    if any(not trace.host for trace in ranks) and _impossible(found):
+    if any(not trace.host for trace in ranks) and any(group.contradicted for group in found):
         # the traces do not state their host, and their clocks do not fit together
         return _estimated(ranks, _hosts(ranks, apart=True))
     return clocks, found
-
-
-def _impossible(found: Sequence[GroupMatch]) -> bool:
-    whole = sum(len(group.rows) for group in found)
-    return sum(group.impossible for group in found) > 0.1 * whole
 
 
 def _hosts(ranks: Sequence[RankTrace], *, apart: bool) -> dict[str, list[int]]:
     """Return the ranks of each host. With `apart`, each rank without a host is on a host of its own."""
     hosts: dict[str, list[int]] = {}
     for index, trace in enumerate(ranks):
-        name = trace.host or (f"\0{index}" if apart else "")
-        hosts.setdefault(name, []).append(index)
+        alone = trace.own_clock or (apart and not trace.host)
+        hosts.setdefault(f"{_ALONE}{index}" if alone else trace.host, []).append(index)
     return hosts
+
+
+def _shown(host: str) -> str:
+    return "" if host.startswith(_ALONE) else host
 
 
 def _estimated(ranks: Sequence[RankTrace], hosts: dict[str, list[int]]) -> tuple[Clocks, list[GroupMatch]]:
@@ -88,7 +89,7 @@ def _estimated(ranks: Sequence[RankTrace], hosts: dict[str, list[int]]) -> tuple
             break
         pending.remove(placed)
     found = match_collectives(ranks, offsets)
-    clocks = [HostClock(first.strip("\0"), tuple(hosts[first]), 0, 0, 0)]
+    clocks = [HostClock(_shown(first), tuple(hosts[first]), 0, 0, 0)]
     for name in others:
         clocks.append(_refined(ranks, found, name, hosts[name], offsets))
         for index in hosts[name]:
@@ -165,12 +166,12 @@ def _refined(
         parts.append(_differences(ranks, group, own, known, offsets))
     differences = np.concatenate(parts)
     if not len(differences):
-        return HostClock(name.strip("\0"), tuple(mine), None, 0, 0)
+        return HostClock(_shown(name), tuple(mine), None, 0, 0)
     offset = _median(differences)
     apart = np.abs(differences - offset).tolist()
     enough = len(apart) >= least_values(_RESIDUAL)
     residual = round(percentile(apart, _RESIDUAL)) if enough else max(apart)
-    return HostClock(name.strip("\0"), tuple(mine), offset, residual, len(apart))
+    return HostClock(_shown(name), tuple(mine), offset, residual, len(apart))
 
 
 def _differences(

@@ -64,6 +64,7 @@ def rank_trace(trace: Trace) -> RankTrace:
         busy_ns=_length(side.busy),
         comm_ns=_length(side.comm),
         exposed_ns=_length(side.exposed),
+        own_clock=trace.source == "nsys",
         why="" if len(rows) else _NO_KERNELS if len(trace.collectives) else _NOTHING,
         names=tuple(names),
         groups=tuple(groups),

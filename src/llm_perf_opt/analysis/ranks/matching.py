@@ -6,7 +6,7 @@ first of them ended. What a rank lacks is missing there; what differs in kind or
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from llm_perf_opt.analysis.ranks.rank_trace import RankGroup, RankTrace
 from llm_perf_opt.traces.events import Bool, Int64
 from llm_perf_opt.traces.nesting import NONE
 
+CLOCKS_AGREE_NS = 5_000
+"""Clocks of processes on one host agree within this (measured with torch.profiler)."""
 ENOUGH = 0.9
 """The least share of collectives matched by order that must be possible in time; with less, the windows of the traces differ."""
 
@@ -37,6 +39,8 @@ class GroupMatch:
     """`order`, `number` or `time`."""
     impossible: int
     """Collectives that one rank left before another arrived: the clocks or the match are wrong."""
+    contradicted: bool
+    """Whether all ranks have the same sequence, but the clocks contradict that its members belong together."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,16 @@ def _matched(
         members = [_without_size(member, members) for member in members]
     method, places = "order", _by_order(members)
     possible = None if places is None or tolerance_ns is None else _possible(members, places, synchronizing, tolerance_ns)
-    if places is None or (possible is not None and possible.mean() < ENOUGH):
+    contradicted = possible is not None and bool(possible.mean() < ENOUGH)
+    if places is None or contradicted:
         method, places = "number", _by_number(members)
         if places is None and tolerance_ns is not None:
             method, places = "time", _by_time(members, tolerance_ns)
         if places is None:
             method, places = "order", _to_the_shortest(members)
         possible = None if tolerance_ns is None else _possible(members, places, synchronizing, tolerance_ns)
-    return _group_match(group, members, absent, names, places, method, 0 if possible is None else int((~possible).sum()))
+    found = _group_match(group, members, absent, names, places, method)
+    return replace(found, impossible=0 if possible is None else int((~possible).sum()), contradicted=contradicted)
 
 
 def _without_size(member: _Sequence, members: Sequence[_Sequence]) -> _Sequence:
@@ -205,7 +211,7 @@ def _possible(members: Sequence[_Sequence], places: Int64, synchronizing: Bool, 
     latest = gathered([member.start_ns for member in members], places, np.iinfo(np.int64).min).max(axis=1)
     earliest = gathered([member.end_ns for member in members], places, np.iinfo(np.int64).max).min(axis=1)
     kind = gathered([member.kind for member in members], places, -1).max(axis=1)
-    found: Bool = ~synchronizing[kind] | (latest <= earliest + tolerance_ns)
+    found: Bool = ~synchronizing[kind] | (latest <= earliest + tolerance_ns + CLOCKS_AGREE_NS)
     return found
 
 
@@ -216,7 +222,6 @@ def _group_match(
     names: Sequence[str],
     places: Int64,
     method: str,
-    impossible: int,
 ) -> GroupMatch:
     kind = gathered([member.kind for member in members], places, NONE)
     size = gathered([member.size for member in members], places, NONE)
@@ -233,7 +238,8 @@ def _group_match(
         size_bytes=gathered([member.bytes for member in members], places, -1).max(axis=1, initial=-1),
         mismatched=_differ(kind, known) | _differ(size, known),
         method=method,
-        impossible=impossible,
+        impossible=0,
+        contradicted=False,
     )
 
 

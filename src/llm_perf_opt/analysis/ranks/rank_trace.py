@@ -97,6 +97,8 @@ class RankTrace:
     """The part of it in which no other kernel ran; on a CPU, in which no other operator ran."""
     why: str = ""
     """Why it has no collectives; empty if it has."""
+    own_clock: bool = False
+    """Whether its times count from the start of its recording (nsys), so that no other trace shares its clock."""
     names: tuple[str, ...] = ()
     groups: tuple[RankGroup, ...] = ()
     steps: tuple[RankStep, ...] = ()

@@ -80,7 +80,7 @@ def _named(ranks: Sequence[int]) -> str:
 def _hosts(numbers: Sequence[int], clocks: Clocks) -> list[HostLine]:
     return [
         HostLine(
-            host=clock.host if not clock.host.isdecimal() else "",
+            host=clock.host,
             ranks=[numbers[index] for index in clock.traces],
             offset_ns=clock.offset_ns,
             residual_ns=clock.residual_ns if clock.offset_ns is not None else None,
