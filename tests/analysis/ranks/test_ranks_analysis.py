@@ -176,7 +176,9 @@ def test_ranks_without_collectives_have_budgets_only(tmp_path: Path) -> None:
     found = analyzed(truth.files)
     assert [line.busy_ns for line in found.ranks] == truth.busy_ns
     assert [line.exposed_comm_ns for line in found.ranks] == [0, 0]
-    assert found.collectives == found.steps == found.causes == []
+    assert not found.collectives
+    assert not found.steps
+    assert not found.causes
     assert [problem.id for problem in found.problems] == ["no_collectives"] * 2
 
 
