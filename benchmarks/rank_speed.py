@@ -4,7 +4,7 @@
 
 Prints CPU seconds (all processes, imports included), wall time, and memory: the most that the process held, plus as much as the
 largest child for each child that runs at once. HolisticTraceAnalysis, where PYTHON has it installed, is asked for its temporal
-breakdown and the overlap of communication and computation.
+breakdown, the overlap of communication and computation, and idle time by cause; its imports count, too.
 
 Fails if a target is missed: memory ≤ 1 GB, CPU time linear in the number of ranks, and at least 15 times less than the peer's.
 """
@@ -30,6 +30,7 @@ wall = time.perf_counter()
 analysis = TraceAnalysis(trace_files=dict(enumerate(sys.argv[1:])), trace_dir=os.path.dirname(sys.argv[1]))
 analysis.get_temporal_breakdown(visualize=False)
 analysis.get_comm_comp_overlap(visualize=False)
+analysis.get_idle_time_breakdown(ranks=list(range(len(sys.argv) - 1)), visualize=False)
 print(sum(os.times()[:4]), time.perf_counter() - wall)
 """
 

@@ -5,6 +5,7 @@ traces of many ranks are read on all cores, and a child holds one at a time.
 """
 
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,10 @@ from llm_perf_opt.analysis.ranks.extract import rank_trace
 from llm_perf_opt.analysis.ranks.rank_trace import Causes, Intervals, Occurrences, RankGroup, RankStep, RankTrace
 from llm_perf_opt.analysis.ranks.ranks_analysis import RankFile
 from llm_perf_opt.analysis.trace.document import ProblemLine
+from llm_perf_opt.analysis.trace.stage_instances import TraceStages
+from llm_perf_opt.analysis.trace.stages import find_stages, stage_columns
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, error_from
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import encoded
 from llm_perf_opt.core.user_files import read_bytes
 from llm_perf_opt.traces.events import Columns, Trace
@@ -44,35 +48,53 @@ class RankRead(msgspec.Struct, frozen=True):
 
 def read_rank(source: Path, *, use_cache: bool, with_analysis: bool) -> RankRead:
     """Return what the trace of a rank contributes; an incomplete trace contributes its problems only."""
-    from llm_perf_opt.analysis.evidence import RunFacts
-    from llm_perf_opt.analysis.trace_analysis import trace_document
     from llm_perf_opt.traces.health import examined
     from llm_perf_opt.workflows.analyze_trace import readable_file
 
     file, notes = readable_file(source, use_cache)
-    trace, more = _trace(file, use_cache)
+    stages = _Stages()
+    trace, more = _trace(file, use_cache, stages)
     trace = examined(trace)
     problems = [
         ProblemLine(problem.id, problem.what, problem.fatal, problem.remedy)
         for problem in trace.problems
         if problem.id not in (_ONE_OF_MANY, "no_device_work")
     ]
-    analysis = msgspec.Raw(encoded(trace_document(trace, RunFacts(), str(source)))) if with_analysis else None
-    found = rank_trace(trace) if trace.complete else _without_figures(trace)
+    analysis = _analysis(trace, source) if with_analysis else None
+    found = rank_trace(trace, stages(trace)) if trace.complete else _without_figures(trace)
     return RankRead(found, problems, trace.complete, [*notes, *more], analysis)
 
 
-def _trace(file: Path, use_cache: bool) -> tuple[Trace, tuple[str, ...]]:
-    from llm_perf_opt.core.records import Missing
+def _analysis(trace: Trace, source: Path) -> msgspec.Raw:
+    """Return the analysis of a trace alone, as JSON."""
+    from llm_perf_opt.analysis.evidence import RunFacts
+    from llm_perf_opt.analysis.trace_analysis import trace_document
 
+    return msgspec.Raw(encoded(trace_document(trace, RunFacts(), str(source))))
+
+
+class _Stages:
+    """Finds the stages of a trace once, for its tables and for the rank."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: TraceStages | None = None
+
+    def __call__(self, trace: Trace) -> TraceStages:
+        with self._lock:
+            if self._found is None:
+                self._found = find_stages(trace)
+            return self._found
+
+
+def _trace(file: Path, use_cache: bool, stages: _Stages) -> tuple[Trace, tuple[str, ...]]:
     if not use_cache:
         from llm_perf_opt.traces.open_trace import read_trace
 
         return read_trace(file), ()
-    from llm_perf_opt.analysis.trace.stages import stage_columns
     from llm_perf_opt.traces.trace_cache import cached_trace
 
-    opened = cached_trace(file, columns=stage_columns)
+    opened = cached_trace(file, columns=lambda trace: stage_columns(trace, stages(trace)))
     return opened.trace, (opened.tables.why,) if isinstance(opened.tables, Missing) else ()
 
 

@@ -20,7 +20,6 @@ from llm_perf_opt.analysis.trace.gpu_metrics import device_name
 from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, matching, sums, union_blocks
 from llm_perf_opt.analysis.trace.operator_classes import HostRow, row_of
 from llm_perf_opt.analysis.trace.stage_instances import PREFILL, TraceStages
-from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.core.stages import PROFILER_OPERATORS
 from llm_perf_opt.traces.events import Bool, Int32, Int64, Trace, WorkKind, different
 from llm_perf_opt.traces.nesting import NONE, lanes_of, nest
@@ -31,12 +30,11 @@ _NO_KERNELS = "its trace has launches of collectives but no kernels of them: rec
 _NOTHING = "its trace contains no collective"
 
 
-def rank_trace(trace: Trace) -> RankTrace:
+def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
     """Return what a rank's trace contributes."""
     comm = communication(trace)
     calls = launching_calls(trace)
     found = find_collectives(trace, comm, calls)
-    stages = find_stages(trace, calls)
     names = _Names()
     side = _device_side(trace, comm) if len(trace.work) else _host_side(trace, found)
     segments = _segments(found, side.first_ns)
