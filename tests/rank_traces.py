@@ -34,6 +34,8 @@ class Job:
     """Rank → collectives to which it gives twice the data."""
     numbered: bool = False
     """Whether the library numbers its collectives."""
+    gloo: bool = False
+    """Whether collectives run on the host, next to kernels on the device."""
     operators: int = 2
     """Operators between two collectives."""
 
@@ -199,7 +201,7 @@ class _Job:
         kind, size = entry["kind"], len(entry["group"])
         whole = entry["data"] * (1 if kind == "all_reduce" else size)
         elements = {"all_gather": (entry["data"], whole), "reduce_scatter": (whole, entry["data"])}.get(kind, (whole, whole))
-        if not self.job.on_device:
+        if not self.job.on_device or self.job.gloo:
             where = {"Input Dims": [[elements[0]]], "Input type": ["c10::BFloat16"]}
             event("user_annotation", f"gloo:{kind}", entry["start"], entry["end"], 2, **where)
             return

@@ -61,6 +61,7 @@ def assert_one(line: CollectiveLine, row: dict[str, object]) -> None:
         Job(ranks=3, collectives=12, hosts=2, seed=2),
         Job(ranks=2, collectives=12, on_device=False, seed=3),
         Job(ranks=4, collectives=8, group=2, seed=4),
+        Job(ranks=2, collectives=8, gloo=True, seed=5),
     ],
 )
 def test_a_job_with_known_truth_is_exact(tmp_path: Path, job: Job) -> None:

@@ -28,6 +28,7 @@ from llm_perf_opt.traces.projection import launching_calls, through
 _LATEST_NS = 2**61
 _NO_KERNELS = "its trace has launches of collectives but no kernels of them: record CUDA activity as well"
 _NOTHING = "its trace contains no collective"
+_NO_ROWS = np.empty(0, np.int64)
 
 
 def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
@@ -36,7 +37,7 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
     calls = launching_calls(trace)
     found = find_collectives(trace, comm, calls)
     names = _Names()
-    side = _device_side(trace, comm) if len(trace.work) else _host_side(trace, found)
+    side = _device_side(trace, comm, found) if len(trace.work) else _host_side(trace, found)
     segments = _segments(found, side.first_ns)
     units, steps = _units(stages)
     causes = _causes(trace, found, segments, side, calls, names)
@@ -102,14 +103,15 @@ class _Side:
     """Rows of the device work that are not of collectives; empty on a host."""
 
 
-def _device_side(trace: Trace, comm: Bool) -> _Side:
+def _device_side(trace: Trace, comm: Bool, found: FoundCollectives) -> _Side:
+    """Return the time of the device, and that of collectives on the host if there are such."""
     work = trace.work
-    busy = union_blocks(work.start_ns, work.end_ns)
-    shared = union_blocks(work.start_ns[comm], work.end_ns[comm])
+    labels = (found.start_ns, found.end_ns) if not len(found.work) else (_NO_ROWS, _NO_ROWS)
+    start, end = (np.concatenate(pair) for pair in ((work.start_ns, labels[0]), (work.end_ns, labels[1])))
+    shared = union_blocks(found.start_ns, found.end_ns)
     compute = ~comm & (work.kind == WorkKind.KERNEL)
     exposed = without(shared, union_blocks(work.start_ns[compute], work.end_ns[compute]))
-    first, last = int(work.start_ns.min()), int(work.end_ns.max())
-    return _Side(first, last, busy, shared, exposed, np.flatnonzero(~comm))
+    return _Side(int(start.min()), int(end.max()), union_blocks(start, end), shared, exposed, np.flatnonzero(~comm))
 
 
 def _host_side(trace: Trace, found: FoundCollectives) -> _Side:
@@ -127,11 +129,11 @@ def _host_side(trace: Trace, found: FoundCollectives) -> _Side:
         kept = (pieces.row != NONE) & ~waits[rows[pieces.row]]
         computing.append(Intervals(pieces.start_ns[kept], pieces.end_ns[kept]))
     compute = union_blocks(
-        np.concatenate([np.empty(0, np.int64), *[part.start_ns for part in computing]]),
-        np.concatenate([np.empty(0, np.int64), *[part.end_ns for part in computing]]),
+        np.concatenate([_NO_ROWS, *[part.start_ns for part in computing]]),
+        np.concatenate([_NO_ROWS, *[part.end_ns for part in computing]]),
     )
     first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
-    return _Side(first, last, busy, comm, without(comm, compute), np.empty(0, np.int64))
+    return _Side(first, last, busy, comm, without(comm, compute), _NO_ROWS)
 
 
 def _length(blocks: Blocks | Intervals) -> int:
@@ -161,7 +163,7 @@ def _device(trace: Trace) -> str:
 def _units(stages: TraceStages) -> tuple[Int64, tuple[RankStep, ...]]:
     """Return the instances of steps and prefills in order, and the same as records."""
     names = [name for name in (PREFILL, stages.step_stage) if name in stages.names]
-    rows = np.sort(np.concatenate([np.empty(0, np.int64), *[stages.rows_of(name) for name in names if name]]))
+    rows = np.sort(np.concatenate([_NO_ROWS, *[stages.rows_of(name) for name in names if name]]))
     counts: dict[str, int] = {}
     found = []
     for row in rows.tolist():

@@ -90,7 +90,7 @@ class RankTrace:
     span_ns: int
     """From its first to its last work."""
     busy_ns: int
-    """Time in which a kernel, a copy or a memset ran; on a CPU, in which an operator or a collective ran."""
+    """Time in which a kernel, a copy, a memset or a collective ran; on a CPU, in which an operator or a collective ran."""
     comm_ns: int
     """Time in which a collective ran."""
     exposed_ns: int
