@@ -3,8 +3,8 @@
     python benchmarks/rank_speed.py [--ranks 8 64] [--events 100000] [--peer PYTHON]
 
 Prints CPU seconds (all processes, imports included), wall time, and memory: the most that the process held, plus four times as
-much as the largest child, because up to four run at once. HolisticTraceAnalysis, where PYTHON has it installed, is asked for its temporal
-breakdown, the overlap of communication and computation, and idle time by cause; its imports count, too.
+much as the largest child, because up to four run at once. HolisticTraceAnalysis, where PYTHON has it installed, is asked for its
+temporal breakdown, the overlap of communication and computation, and idle time by cause; its imports count, too.
 
 Fails if a target is missed: memory ≤ 1 GB, CPU time linear in the number of ranks, and at least 15 times less than the peer's.
 """

@@ -21,7 +21,7 @@ def analyze(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN|TRACE...",
+            metavar="RUN|TRACE",
             help="A run folder, a torch trace, an nsys report or its SQLite export. For several ranks of one job: one trace per "
             "rank, or the folder that contains them.",
             autocompletion=complete_run,

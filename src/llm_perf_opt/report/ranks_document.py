@@ -105,7 +105,7 @@ def _budgets(ranks: Sequence[RankLine]) -> Table:
     caption = "Budget of each rank (under the profiler)"
     table = Table("ranks", caption, [Column("rank"), *numbers(*names)], tools=True, foot=BUDGET)
     for line in ranks[:_MOST_RANKS]:
-        waits = _NO_TRACE if line.span_ns is None else _NO_CLOCK
+        waits = _NO_TRACE if line.span_ns is None else _VAGUE if line.offset_ns is not None else _NO_CLOCK
         table.add(
             Cell(str(line.rank), line.rank),
             _time(line.span_ns),

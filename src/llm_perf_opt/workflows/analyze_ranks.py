@@ -26,7 +26,7 @@ MOST_PROCESSES = 4
 stay below 1 GB."""
 _SMALL_BYTES = 4_000_000
 """Traces of less than this in total are read faster in this process than others start."""
-_ENDINGS = (".json", ".json.gz", ".json.zip", ".sqlite", ".nsys-rep", ".qdrep")
+_ENDINGS = (".json", ".json.gz", ".json.zip", ".sqlite", ".sqlite.gz", ".nsys-rep", ".qdrep")
 _MARKS = (b'"traceEvents"', b'"schemaVersion"')
 """One of them is near the beginning of every trace of torch."""
 _PREVIEW_BYTES = 1 << 16

@@ -183,6 +183,15 @@ def test_ranks_without_collectives_have_budgets_only(tmp_path: Path) -> None:
     assert [problem.id for problem in found.problems] == ["no_collectives"] * 2
 
 
+def test_waiting_for_ranks_that_are_not_given_is_not_known(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=4, group=2, collectives=5))
+    found = analyzed([truth.files[0], truth.files[2]])
+    assert [(line.wait_ns, line.transfer_ns) for line in found.ranks] == [(None, None)] * 2
+    assert [line.exposed_comm_ns for line in found.ranks] == [truth.exposed_ns[0], truth.exposed_ns[2]]
+    assert all(line.bus_bytes_per_s is None for line in found.collective_kinds)
+    assert "ranks_not_given" in [problem.id for problem in found.problems]
+
+
 def test_the_bandwidth_of_a_ring(tmp_path: Path) -> None:
     truth = write_job(tmp_path, Job(ranks=4, collectives=20))
     found = analyzed(truth.files)

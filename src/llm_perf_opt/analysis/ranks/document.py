@@ -38,7 +38,7 @@ class RankLine(msgspec.Struct, frozen=True):
     compute_ns: int | None
     """Busy time without exposed communication."""
     wait_ns: int | None
-    """Exposed time in collectives before their last rank arrived."""
+    """Exposed time in collectives before their last rank entered them; None if no skew is known."""
     transfer_ns: int | None
     """The remaining exposed time."""
     collectives: int

@@ -55,7 +55,7 @@ def _clock_problems(ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: 
     for clock in clocks.hosts:
         if clock.offset_ns is None:
             who = _ranks([numbers[index] for index in clock.traces])
-            what = f"{who}: no collective shows the offset of their clock, so they cannot be compared with the others"
+            what = f"{who}: no collective shows the offset of the clock, so nothing can be compared with other hosts"
             yield _note("no_common_collective", what, "Record the same collectives on all ranks.")
 
 

@@ -203,8 +203,11 @@ def _ranks(
     return found
 
 
-def _waited(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: int) -> int:
-    """Return the exposed time in which a rank was in a collective that another rank had not entered yet."""
+def _waited(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: int) -> int | None:
+    """Return the exposed time in which a rank was in a collective that another rank had not entered yet.
+
+    None if there is no collective whose skew is known.
+    """
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for group in waits:
         columns = np.flatnonzero(group.match.ranks == index)
@@ -213,6 +216,8 @@ def _waited(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: i
             starts.append(group.start_ns[kept, column] + offset)
             ends.append(np.minimum(group.end_ns[kept, column], group.arrived_ns[kept]) + offset)
     blocks = union_blocks(np.concatenate(starts), np.concatenate(ends))
+    if len(trace.collectives) and sum(map(len, starts)) == 0:
+        return None
     return shared_ns(trace.exposed, Intervals(blocks.start_ns, blocks.end_ns))
 
 
