@@ -4,6 +4,7 @@ Collectives end on all ranks at about the same time. For each further host, the 
 its clock, and the spread of the differences is the residual: differences below it mean nothing.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,10 @@ from llm_perf_opt.traces.nesting import NONE
 
 MOST_SHIFT = 64
 """The windows of two traces may begin this many collectives apart."""
-_LEAST_ALIKE = 0.5
-"""The least share of collectives that must be of the same kind and size at a shift."""
+_LEAST_COMMON = 0.5
+"""The least share of the shorter sequence that both must have at a shift."""
+_LEAST_ALIKE = 0.25
+"""The share of these that must end with the same difference: traces may lack collectives, which moves those after them."""
 _ALONE = "\0"
 """Begins the name of a host that is not known and has one rank."""
 _RESIDUAL = 0.95
@@ -121,7 +124,7 @@ def _rows(trace: RankTrace, group: RankGroup) -> Int64:
 
 
 def _first_difference(one: RankTrace, two: RankTrace, group: RankGroup) -> int | None:
-    """Return the median difference of the ends at the shift between the two sequences where it spreads least."""
+    """Return the difference of the ends at the shift between the two sequences where most of them agree best."""
     rows = _rows(one, group), _rows(two, group)
     first, second = one.collectives.rows(rows[0]), two.collectives.rows(rows[1])
     if (first.sequence >= 0).all() and (second.sequence >= 0).all():
@@ -129,20 +132,26 @@ def _first_difference(one: RankTrace, two: RankTrace, group: RankGroup) -> int |
         return _median(second.end_ns[right] - first.end_ns[left]) if len(left) else None
     codes: dict[tuple[str, int], int] = {}
     kinds = [_codes(one, first, codes), _codes(two, second, codes)]
-    best: tuple[float, int, int] | None = None
+    best: tuple[int, int, int] | None = None
     for shift in sorted(range(-MOST_SHIFT, MOST_SHIFT + 1), key=abs):
         low, high = max(0, -shift), min(len(first), len(second) - shift)
-        if high - low < 1 or high - low < _LEAST_ALIKE * min(len(first), len(second)):
+        if high - low < max(1, _LEAST_COMMON * min(len(first), len(second))):
             continue
         alike = kinds[0][low:high] == kinds[1][low + shift : high + shift]
-        if alike.mean() < _LEAST_ALIKE:
-            continue
         differences = (second.end_ns[low + shift : high + shift] - first.end_ns[low:high])[alike]
-        middle = _median(differences)
-        spread = float(np.median(np.abs(differences - middle)))
-        if best is None or (spread, abs(shift)) < best[:2]:
-            best = (spread, abs(shift), middle)
+        least = max(3, math.ceil(_LEAST_ALIKE * (high - low)))
+        if len(differences) >= min(least, high - low):
+            width, middle = _densest(differences, min(least, len(differences)))
+            best = min(best or (width, abs(shift), middle), (width, abs(shift), middle))
     return None if best is None else best[2]
+
+
+def _densest(values: Int64, count: int) -> tuple[int, int]:
+    """Return the width of the shortest interval with this many values, and their median."""
+    ordered = np.sort(values)
+    widths = ordered[count - 1 :] - ordered[: len(ordered) - count + 1]
+    first = int(widths.argmin())
+    return int(widths[first]), _median(ordered[first : first + count])
 
 
 def _codes(trace: RankTrace, table: Occurrences, codes: dict[tuple[str, int], int]) -> Int64:
