@@ -13,6 +13,8 @@ from llm_perf_opt.traces.events import Bool, Columns, Int64, UInt8
 from llm_perf_opt.traces.nesting import NONE
 
 _BEFORE, _AFTER = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
+_CHUNK = 4096
+"""Collectives whose causes are held in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,6 @@ def _same_before(waits: GroupWaits) -> Bool:
     return same
 
 
-_CHUNK = 4096
-"""Collectives whose causes are held in memory at once."""
-
-
 def _set_causes(
     ranks: Sequence[RankTrace], waits: GroupWaits, asked: Int64, codes: Sequence[Int64], on_device: int, found: LateCauses
 ) -> None:
@@ -187,9 +185,10 @@ def _set_causes(
     for column, index in enumerate(waits.match.ranks.tolist()):
         place = np.full(len(ranks[index].collectives), NONE, np.int64)
         rows = waits.match.rows[asked, column]
-        place[rows[rows != NONE]] = np.flatnonzero(rows != NONE)
+        there = rows[rows != NONE]
+        place[there] = np.flatnonzero(rows != NONE)
         causes = ranks[index].causes
-        low, high = np.searchsorted(causes.collective, [rows[rows != NONE].min(initial=0), rows.max(initial=-1) + 1])
+        low, high = np.searchsorted(causes.collective, [there.min(), there.max() + 1] if len(there) else [0, 0])
         causes = causes.rows(slice(low, high))
         at = place[causes.collective]
         kept = (at != NONE) & (causes.on_device == on_device)
