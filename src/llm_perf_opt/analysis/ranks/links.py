@@ -3,16 +3,11 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.limits.hardware import hardware_of_device
+from llm_perf_opt.analysis.limits.links import LINKS, NODE_GPUS
 from llm_perf_opt.analysis.ranks.kinds import bus_factor
 from llm_perf_opt.analysis.ranks.matching import GroupMatch
 from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
 from llm_perf_opt.core.records import Maybe, Missing
-
-_NVLINK_GB_PER_S = {
-    "b200": 900, "gb200": 900, "h200": 450, "gh200": 450, "h100_sxm": 450, "a100_sxm_80gb": 300, "a100_sxm_40gb": 300,
-    "v100_sxm2_16gb": 150, "v100_sxm2_32gb": 150,
-}  # fmt: skip
-"""One direction: half of the total that the datasheet of each product gives for NVLink (1,800, 900, 600 and 300 GB/s)."""
 
 
 def bus_bandwidth(kind: str, size_bytes: int, transfer_ns: float, match: GroupMatch) -> Maybe[float]:
@@ -40,8 +35,13 @@ def link_peak(ranks: Sequence[RankTrace], match: GroupMatch) -> Maybe[float]:
         return Missing("the ranks are on several hosts, and the network between them is not known")
     devices = {trace.device for trace in mine}
     hardware = [hardware_of_device(name) for name in sorted(devices)]
-    peaks = {_NVLINK_GB_PER_S.get(entry.key) for entry in hardware if not isinstance(entry, Missing)}
+    peaks = {_switched(entry.key) for entry in hardware if not isinstance(entry, Missing)}
     if len(hardware) != 1 or len(peaks) != 1 or (peak := peaks.pop()) is None:
         names = ", ".join(sorted(name for name in devices if name))
         return Missing(f"the link of {names} is not known" if names else "the traces do not name the device")
-    return peak * 1e9
+    return peak
+
+
+def _switched(product: str) -> float | None:
+    """Return the rate of the NVLink that connects all GPUs of a node; a bridge need not be there."""
+    return next((link.bytes_per_s for link in LINKS.get(product, ()) if link.key == "nvlink" and link.gpus >= NODE_GPUS), None)
