@@ -43,7 +43,7 @@ def json_text(value: Any, encoding: str = "utf-8") -> str:
     try:
         text = msgspec.json.encode(value).decode()
     except UnicodeEncodeError:  # a file name that is not UTF-8
-        text = json.dumps(_finite(msgspec.to_builtins(value)), separators=(",", ":"))
+        text = json.dumps(_finite(msgspec.to_builtins(value, enc_hook=_from_raw)), separators=(",", ":"))
     return (_ACTING if _is_utf8(encoding) else _NON_ASCII).sub(_json_escape, text)
 
 
@@ -115,6 +115,15 @@ def _json_escape(found: re.Match[str]) -> str:
 
 def _is_utf8(encoding: str | None) -> bool:
     return (encoding or "utf-8").lower().replace("-", "").replace("_", "") in ("utf8", "utf8sig")
+
+
+def _from_raw(value: Any) -> Any:
+    """Return what an encoded part of a record states."""
+    import msgspec
+
+    if isinstance(value, msgspec.Raw):
+        return json.loads(bytes(value))
+    raise NotImplementedError(f"{type(value).__name__} has no JSON")
 
 
 def _finite(value: Any) -> Any:

@@ -32,23 +32,27 @@ from llm_perf_opt.report.text import bytes_per_s, duration, memory_size, percent
 
 TOP = 15
 _MOST_RANKS = 64
+_MOST_RUNS = 16
 _NO_TRACE = Missing("its trace is incomplete")
-_NO_CLOCK = Missing("no collective shows the offset of its clock")
-_VAGUE = Missing("below what the clocks of the hosts can tell, or only one rank has it")
+_NO_CLOCK = Missing("the collectives do not show the offset of its clock")
+_UNKNOWN = Missing("the waiting is known for none of the collectives")
+_TIED = Missing("the last two ranks enter it closer together than the clocks can tell, or ranks may leave it early")
+_NO_STRAGGLER = Missing("the last rank is known for none of its collectives")
 _NOT_STATED = Missing("the trace does not state it")
 BUDGET = (
-    "Computing + waiting + transfer + idle = span. Waiting and transfer are exposed communication, in which a collective ran and "
-    "nothing else computed: waiting until the last rank entered the collective, transfer after that. Overlap is communication "
-    "during computing. Last in is the number of collectives that the rank was the last to enter."
+    "Computing + waiting + transfer + undivided + idle = span. Waiting, transfer and undivided are exposed communication, in which a "
+    "collective ran and nothing else computed: waiting until the last rank entered the collective, transfer after that, undivided "
+    "where the entry of the last rank is unknown. Overlap is communication during computing. Last in is the number of collectives "
+    "that the rank was the last to enter, late how late it was in those before which it was not behind already."
 )
 KINDS = (
     "Transfer is the time from the entry of the last rank until all have left, waiting that of all ranks that came earlier, "
-    "summed. The bus rate is the bandwidth of the median transfer, counted as in nccl-tests; the link's peak is the datasheet's, "
-    "in one direction."
+    "summed; both are those of the collectives in which they are known (count: transfers known, of all). Bus is the bus bandwidth "
+    "of the median transfer, counted as in nccl-tests; the link's peak is the datasheet's, in one direction."
 )
 LATE = (
     "Late is how much later than the next to last rank it entered the collectives that it was the last to enter. The cause is "
-    "what took longest, compared with the mean of the other ranks, since the collective before."
+    "what took longest, compared with the mean of the other ranks, since the collective before; it explains at least half."
 )
 
 
@@ -84,14 +88,21 @@ def _summary(found: RanksAnalysis) -> list[Block]:
     exposed = sum(line.exposed_comm_ns or 0 for line in found.ranks)
     if not sum(spans):
         return []
-    waits = sum(line.wait_ns or 0 for line in found.ranks)
-    shares = percent(exposed / sum(spans)), percent(waits / sum(spans))
-    words = f"Exposed communication is {shares[0]} of the time of all ranks; {shares[1]} is waiting for others."
-    worst = max(found.ranks, key=lambda line: line.late_ns)
-    if worst.late_ns:
+    words = f"Exposed communication is {percent(exposed / sum(spans))} of the time of all ranks"
+    parts = [
+        f"{percent(sum(known) / sum(spans))} is {what}"
+        for what, times in (
+            ("waiting for others", [line.wait_ns for line in found.ranks]),
+            ("communication that cannot be divided into waiting and transfer", [line.undivided_ns or None for line in found.ranks]),
+        )
+        if (known := [ns for ns in times if ns is not None])
+    ]
+    words = "; ".join([words, *parts]) + "."
+    worst = max(found.ranks, key=lambda line: line.newly_late_ns or 0)
+    if worst.newly_late_ns and worst.last:
         words += (
-            f" Rank {worst.rank} was the last to enter {worst.last:,} of {len(found.collectives):,} collectives, late by "
-            f"{duration(worst.late_ns)} in total."
+            f" Rank {worst.rank} was the last to enter {worst.last:,} of {len(found.collectives):,} collectives. Where it was not "
+            f"behind already, it was late by {duration(worst.newly_late_ns)} in total."
         )
     return [Paragraph(words)]
 
@@ -101,22 +112,23 @@ def _time(ns: int | None, why: Missing = _NO_TRACE) -> Cell | Missing:
 
 
 def _budgets(ranks: Sequence[RankLine]) -> Table:
-    names = ("span", "computing", "waiting", "transfer", "idle", "exposed", "overlap", "last in", "late")
+    names = ("span", "computing", "waiting", "transfer", "undivided", "idle", "exposed", "overlap", "last in", "late")
     caption = "Budget of each rank (under the profiler)"
     table = Table("ranks", caption, [Column("rank"), *numbers(*names)], tools=True, foot=BUDGET)
     for line in ranks[:_MOST_RANKS]:
-        waits = _NO_TRACE if line.span_ns is None else _VAGUE if line.offset_ns is not None else _NO_CLOCK
+        waits = _NO_TRACE if line.span_ns is None else _UNKNOWN
         table.add(
             Cell(str(line.rank), line.rank),
             _time(line.span_ns),
             _time(line.compute_ns),
             _time(line.wait_ns, waits),
             _time(line.transfer_ns, waits),
+            _time(line.undivided_ns),
             _time(line.idle_ns),
             _share(line.exposed_comm_ns, line.span_ns),
             _time(None if line.comm_ns is None else line.comm_ns - (line.exposed_comm_ns or 0)),
-            count_cell(line.last),
-            cell(line.late_ns, duration),
+            waits if line.last is None else count_cell(line.last),
+            _time(line.newly_late_ns, waits),
         )
     if len(ranks) > _MOST_RANKS:
         table.foot += f" {len(ranks) - _MOST_RANKS:,} more ranks are in --json."
@@ -138,10 +150,11 @@ def _collectives(found: RanksAnalysis, top: int) -> list[Block]:
 
 
 def _kinds(lines: Sequence[CollectiveKindLine], count: int) -> Table:
-    names = ("size", "ranks", "count", "transfer", "median", "bus rate", "link's peak", "of peak", "waiting", "median skew")
+    names = ("size", "ranks", "count", "transfer", "median", "bus", "link's peak", "of peak", "waiting", "median skew")
     caption = f"By kind, size and group: {len(lines)} of {count}"
     table = Table("collective-kinds", caption, [Column("kind"), Column("group"), *numbers(*names)], tools=True, foot=KINDS)
     for line in lines:
+        why = Missing(line.why) if line.why else _UNKNOWN
         bus = _known(line.bus_bytes_per_s, line.bus_why)
         link = _known(line.link_bytes_per_s, line.link_why)
         share = _ratio(line.bus_bytes_per_s, line.link_bytes_per_s, line.bus_why or line.link_why)
@@ -150,16 +163,20 @@ def _kinds(lines: Sequence[CollectiveKindLine], count: int) -> Table:
             name_cell(line.group or "–"),
             _size(line.bytes),
             _NOT_STATED if line.group_size is None else count_cell(line.group_size),
-            count_cell(line.count),
-            _time(line.transfer_ns, _NO_CLOCK),
-            _time(line.median_transfer_ns, _NO_CLOCK),
+            _count(line.count, line.transfers),
+            _time(line.transfer_ns, why),
+            _time(line.median_transfer_ns, why),
             cell(bus, bytes_per_s),
             cell(link, bytes_per_s),
             cell(share, percent),
-            _time(line.wait_ns, _VAGUE),
-            _time(line.median_skew_ns, _VAGUE),
+            _time(line.wait_ns, why),
+            _time(line.median_skew_ns, why),
         )
     return table
+
+
+def _count(count: int, known: int) -> Cell:
+    return count_cell(count) if known == count else Cell(f"{known:,} of {count:,}", count)
 
 
 def _known(value: float | None, why: str) -> Maybe[float]:
@@ -181,21 +198,22 @@ def _worst(lines: Sequence[CollectiveLine], count: int) -> Table:
     ]  # fmt: skip
     table = Table("skewed-collectives", f"Largest skew: {len(lines)} of {count:,} collectives", columns, tools=True)
     for line in lines:
+        why = Missing(line.why) if line.why else _TIED
         table.add(
             count_cell(line.index),
             line.kind,
             line.step or "–",
-            _time(line.start_skew_ns, _VAGUE),
-            _time(line.transfer_ns, _NO_CLOCK),
-            _VAGUE if line.last_rank is None else count_cell(line.last_rank),
-            _time(line.late_ns, _VAGUE),
+            _time(line.start_skew_ns, why),
+            _time(line.transfer_ns, why),
+            why if line.last_rank is None else count_cell(line.last_rank),
+            _time(line.late_ns, why),
             _cause(line.cause, line.cause_on),
             _time(line.cause_ns, _NO_CAUSE),
         )
     return table
 
 
-_NO_CAUSE = Missing("nothing took longer than on the other ranks")
+_NO_CAUSE = Missing("not explained: nothing that took longer than on the other ranks is half of it")
 
 
 def _cause(cause: str, where: str) -> Cell | Missing:
@@ -227,18 +245,19 @@ def _causes(lines: Sequence[CauseLine], count: int) -> Table:
 
 
 def _steps(lines: Sequence[RankStepLine], top: int) -> Table:
-    shown = sorted(lines, key=lambda line: -line.wait_ns)[:top]
+    shown = sorted(lines, key=lambda line: -(line.wait_ns or 0))[:top]
     names = ("collectives", "wall, fastest", "wall, slowest", "waiting", "straggler", "late")
     caption = f"Steps with the most waiting: {len(shown)} of {len(lines):,}"
     table = Table("rank-steps", caption, [Column("step"), *numbers(*names), Column("cause")], tools=True)
     for line in shown:
-        walls = (line.fastest_wall_ns, line.slowest_wall_ns, line.wait_ns)
+        walls = (line.fastest_wall_ns, line.slowest_wall_ns)
         table.add(
             line.step,
             count_cell(line.collectives),
             *[cell(ns, duration) for ns in walls],
-            _VAGUE if line.straggler is None else count_cell(line.straggler),
-            cell(line.late_ns, duration),
+            _time(line.wait_ns, _UNKNOWN),
+            _NO_STRAGGLER if line.straggler is None else count_cell(line.straggler),
+            _time(line.late_ns, _NO_STRAGGLER),
             name_cell(line.cause) if line.cause else _NO_CAUSE,
         )
     return table
@@ -251,12 +270,23 @@ def _clocks(hosts: Sequence[HostLine]) -> list[Block]:
     foot = "Offsets are those of the ends of common collectives. Skew below the residual is n/a."
     table = Table("clocks", "Clocks", columns, foot=foot)
     for line in hosts:
-        ranks = f"{line.ranks[0]}–{line.ranks[-1]}" if len(line.ranks) > 4 else ", ".join(map(str, line.ranks))
         table.add(
             name_cell(line.host or "not stated"),
-            ranks,
+            _ranges(line.ranks),
             _time(line.offset_ns, _NO_CLOCK),
             _time(line.residual_ns, _NO_CLOCK),
             count_cell(line.pairs),
         )
     return [table]
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Return numbers as text, three or more in a row as a range."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts[:_MOST_RUNS]) + (" …" if len(parts) > _MOST_RUNS else "")

@@ -31,6 +31,11 @@ _MARKS = (b'"traceEvents"', b'"schemaVersion"')
 """One of them is near the beginning of every trace of torch."""
 _PREVIEW_BYTES = 1 << 16
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,9})", re.IGNORECASE)
+_CHILD = (
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
+    "from llm_perf_opt.workflows.rank_reader import main; sys.exit(main(sys.argv[1:]))"
+)
+"""What a child runs. The first entry of its path would be the working directory, which is not the user's code."""
 
 
 @dataclass(frozen=True)
@@ -168,14 +173,12 @@ def _read_in_children(files: Sequence[Path], processes: int, use_cache: bool, wi
     with tempfile.TemporaryDirectory(prefix="llm-perf-ranks-") as scratch:
         places = [Path(scratch, f"rank{index}") for index in range(len(files))]
         options = ",".join([*([] if use_cache else [NO_CACHE]), *([WITH_ANALYSIS] if with_analyses else [])])
-        reader = [sys.executable, "-m", "llm_perf_opt.workflows.rank_reader", options]
+        reader = [sys.executable, "-c", _CHILD, options]
         pairs = [[str(file), str(place)] for file, place in zip(files, places, strict=True)]
         commands = [[*reader, *(word for pair in pairs[child::processes] for word in pair)] for child in range(processes)]
         done = answers(commands, _environment())
-        failed = next((answer for answer in done if answer.exit_code), None)
-        for place, file in zip(places, files, strict=True):
-            if failed is not None:
-                check_stored(place, str(file))
+        for number, (place, file) in enumerate(zip(places, files, strict=True)):
+            check_stored(place, str(file), done[number % processes])
         return [stored_rank(place) for place in places]
 
 

@@ -1,10 +1,10 @@
 """Read the trace of one rank, in this process or in a child.
 
-`python -m llm_perf_opt.workflows.rank_reader OPTIONS TRACE RESULT …` reads several and leaves what they contribute as arrays:
+`main` with OPTIONS TRACE RESULT … reads several and leaves what they contribute as arrays:
 traces of many ranks are read on all cores, and a child holds one at a time.
 """
 
-import sys
+import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import fields
@@ -21,6 +21,7 @@ from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.analysis.trace.stages import find_stages, stage_columns
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, error_from
+from llm_perf_opt.core.processes import Answer
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import encoded
 from llm_perf_opt.core.user_files import read_bytes
@@ -172,11 +173,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def check_stored(place: Path, file: str) -> None:
-    """Raise a ParseError if a child left nothing."""
-    if not place.with_suffix(".json").is_file():
-        raise ParseError(f"{file} was not read: the process that read it ended early.", "It may have run out of memory.")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def check_stored(place: Path, file: str, done: Answer) -> None:
+    """Raise a ParseError if a child left nothing, with how it ended."""
+    if place.with_suffix(".json").is_file():
+        return
+    killed = done.exit_code == -signal.SIGKILL
+    how = f"by signal {-done.exit_code}" if done.exit_code < 0 else f"with exit code {done.exit_code}"
+    lines = done.errors.strip().splitlines()
+    said = f": {lines[-1].strip()}" if lines else ""
+    remedy = "It may have run out of memory." if killed else "Analyze this trace alone for the whole error."
+    raise ParseError(f"{file} was not read: the process that read it ended {how}{said}.", remedy)

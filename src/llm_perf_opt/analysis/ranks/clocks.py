@@ -1,16 +1,17 @@
 """Put the ranks on one clock. Ranks of one host share its clock, so their times are compared as they are.
 
-Collectives end on all ranks at about the same time. For each further host, the median difference of these ends is the offset of
-its clock, and the spread of the differences is the residual: differences below it mean nothing.
+A collective that synchronizes ends on all ranks at about the same time. For each further host, the median difference of these ends
+is the offset of its clock, and the spread of the differences is the residual: differences below it mean nothing.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llm_perf_opt.analysis.ranks.matching import GroupMatch, gathered, match_collectives
+from llm_perf_opt.analysis.ranks.kinds import SYNCHRONIZING
+from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS, ENOUGH, GroupMatch, gathered, match_collectives
 from llm_perf_opt.analysis.ranks.rank_trace import Occurrences, RankGroup, RankTrace
 from llm_perf_opt.analysis.stats import least_values, percentile
 from llm_perf_opt.traces.events import Int64
@@ -18,10 +19,14 @@ from llm_perf_opt.traces.nesting import NONE
 
 MOST_SHIFT = 64
 """The windows of two traces may begin this many collectives apart."""
+LEAST_PAIRS = 3
+"""The least number of common collectives that show an offset and its residual."""
 _LEAST_COMMON = 0.5
 """The least share of the shorter sequence that both must have at a shift."""
 _LEAST_ALIKE = 0.25
-"""The share of these that must end with the same difference: traces may lack collectives, which moves those after them."""
+"""The share of these that must end with the same difference: a missing collective moves those after it."""
+_CLEARLY = 2
+"""How many times wider the differences at every other shift must be."""
 _ALONE = "\0"
 """Begins the name of a host that is not known and has one rank."""
 _RESIDUAL = 0.95
@@ -35,11 +40,11 @@ class HostClock:
     host: str
     """Empty if the traces do not state it."""
     traces: tuple[int, ...]
-    """Indices of its ranks."""
+    """Indices of its ranks that have collectives."""
     offset_ns: int | None
-    """How far its clock is ahead of the first host's; None if no collective connects them."""
+    """How far its clock is ahead of the first host's; None if the collectives do not show it."""
     residual_ns: int
-    """Differences of times between this host and others are not meaningful below it; 0 for the first host."""
+    """Differences of times between this host and others are not meaningful below it; 0 for the host that others refer to."""
     pairs: int
     """Collectives that the offset was estimated from."""
 
@@ -49,6 +54,8 @@ class Clocks:
     """The clocks of all hosts."""
 
     hosts: tuple[HostClock, ...]
+    apart: bool = False
+    """Whether ranks that seem to share a clock do not, so that each has an offset of its own."""
 
     def offsets(self, ranks: int) -> list[int | None]:
         """Return the offset of each rank."""
@@ -58,58 +65,94 @@ class Clocks:
                 found[index] = host.offset_ns
         return found
 
+    def host_of(self, ranks: int) -> list[int]:
+        """Return the index of each rank's host; -1 for a rank without collectives."""
+        found = [NONE] * ranks
+        for number, host in enumerate(self.hosts):
+            for index in host.traces:
+                found[index] = number
+        return found
+
 
 def matched_on_one_clock(ranks: Sequence[RankTrace]) -> tuple[Clocks, list[GroupMatch]]:
     """Estimate the clocks of all hosts and match the collectives."""
     hosts = _hosts(ranks, apart=False)
     clocks, found = _estimated(ranks, hosts)
-    if any(not trace.host for trace in ranks) and any(group.contradicted for group in found):
-        # the traces do not state their host, and their clocks do not fit together
-        return _estimated(ranks, _hosts(ranks, apart=True))
+    if not any(_doubtful(group) for group in found) or all(len(mine) == 1 for mine in hosts.values()):
+        return clocks, found
+    # ranks that should share a clock do not fit together: the host is not stated, or several have the same name
+    others, again = _estimated(ranks, _hosts(ranks, apart=True))
+    offsets = others.offsets(len(ranks))
+    placed = all(clock.offset_ns is not None for clock in others.hosts)
+    exact = match_collectives(ranks, offsets, others.host_of(len(ranks)))  # a tolerance would make everything possible
+    if placed and 2 * _unfit(exact) < _unfit(found):
+        return replace(others, apart=True), again
     return clocks, found
 
 
+def _doubtful(group: GroupMatch) -> bool:
+    """Return whether the clocks contradict the matches, or most collectives are missing on a rank that has others."""
+    there = group.rows[:, (group.rows != NONE).any(axis=0)]
+    wrong = (group.impossible | group.mismatched).mean() > 1 - ENOUGH
+    return bool(group.contradicted or wrong or (there == NONE).any(axis=1).mean() > 0.5)
+
+
+def _unfit(found: Sequence[GroupMatch]) -> int:
+    contradicted = sum(len(group.rows) for group in found if group.contradicted)
+    return contradicted + sum(
+        int(group.impossible.sum() + group.mismatched.sum() + (group.rows == NONE).sum()) for group in found
+    )
+
+
 def _hosts(ranks: Sequence[RankTrace], *, apart: bool) -> dict[str, list[int]]:
-    """Return the ranks of each host. With `apart`, each rank without a host is on a host of its own."""
+    """Return the ranks with collectives of each host. With `apart`, each rank is on a host of its own."""
     hosts: dict[str, list[int]] = {}
     for index, trace in enumerate(ranks):
-        alone = trace.own_clock or (apart and not trace.host)
-        hosts.setdefault(f"{_ALONE}{index}" if alone else trace.host, []).append(index)
+        if len(trace.collectives):
+            hosts.setdefault(f"{_ALONE}{index}" if apart or trace.own_clock else trace.host, []).append(index)
     return hosts
 
 
-def _shown(host: str) -> str:
-    return "" if host.startswith(_ALONE) else host
-
-
 def _estimated(ranks: Sequence[RankTrace], hosts: dict[str, list[int]]) -> tuple[Clocks, list[GroupMatch]]:
-    first, *others = hosts
-    offsets: list[int | None] = [0 if index in hosts[first] else None for index in range(len(ranks))]
-    pending = list(others)
+    """Estimate the clocks, beginning with the host that has the most collectives."""
+    if not hosts:
+        return Clocks(()), []
+    root = max(hosts, key=lambda name: sum(len(ranks[index].collectives) for index in hosts[name]))
+    offsets: list[int | None] = [0 if index in hosts[root] else None for index in range(len(ranks))]
+    pending = [name for name in hosts if name != root]
     while pending:
         placed = next((name for name in pending if _place(ranks, hosts[name], offsets)), None)
         if placed is None:
             break
         pending.remove(placed)
-    found = match_collectives(ranks, offsets)
-    clocks = [HostClock(_shown(first), tuple(hosts[first]), 0, 0, 0)]
-    for name in others:
-        clocks.append(_refined(ranks, found, name, hosts[name], offsets))
+    clocks = Clocks(tuple(HostClock(_shown(ranks, mine), tuple(mine), 0, 0, 0) for mine in hosts.values()))
+    host_of = clocks.host_of(len(ranks))
+    found = match_collectives(ranks, offsets, host_of)
+    refined = []
+    for name, clock in zip(hosts, clocks.hosts, strict=True):
+        refined.append(clock if name == root else _refined(ranks, found, clock, offsets))
         for index in hosts[name]:
-            offsets[index] = clocks[-1].offset_ns
-    widest = max(clock.residual_ns for clock in clocks)
-    return Clocks(tuple(clocks)), match_collectives(ranks, offsets, 2 * widest)
+            offsets[index] = refined[-1].offset_ns
+    clocks = Clocks(tuple(_from_the_first(refined)))
+    widest = max(clock.residual_ns for clock in clocks.hosts)
+    return clocks, match_collectives(ranks, clocks.offsets(len(ranks)), host_of, 2 * widest)
+
+
+def _shown(ranks: Sequence[RankTrace], mine: Sequence[int]) -> str:
+    return ranks[mine[0]].host
+
+
+def _from_the_first(clocks: Sequence[HostClock]) -> list[HostClock]:
+    """Return the clocks with offsets from the first that has one."""
+    first = next(clock.offset_ns for clock in clocks if clock.offset_ns is not None)
+    return [replace(clock, offset_ns=None if clock.offset_ns is None else clock.offset_ns - first) for clock in clocks]
 
 
 def _place(ranks: Sequence[RankTrace], mine: Sequence[int], offsets: list[int | None]) -> bool:
     """Set the offset of a host by the collectives that one of its ranks shares with a rank whose offset is known."""
-    pairs = [
-        (min(len(_rows(ranks[one], group)), len(_rows(ranks[two], group))), one, two, group)
-        for two in mine
-        for group in ranks[two].groups
-        for one, known in enumerate(offsets)
-        if known is not None and group in ranks[one].groups
-    ]
+    known = _longest(ranks, [index for index, offset in enumerate(offsets) if offset is not None])
+    own = _longest(ranks, mine)
+    pairs = [(min(known[group][0], own[group][0]), known[group][1], own[group][1], group) for group in own if group in known]
     for _, one, two, group in sorted(pairs, key=lambda pair: -pair[0])[:4]:
         difference = _first_difference(ranks[one], ranks[two], group)
         if difference is not None:
@@ -119,31 +162,64 @@ def _place(ranks: Sequence[RankTrace], mine: Sequence[int], offsets: list[int | 
     return False
 
 
+def _longest(ranks: Sequence[RankTrace], members: Sequence[int]) -> dict[RankGroup, tuple[int, int]]:
+    """Return, per group, the rank that has the most of its collectives, after their number."""
+    found: dict[RankGroup, tuple[int, int]] = {}
+    for index in members:
+        counts = np.bincount(ranks[index].collectives.group, minlength=len(ranks[index].groups)).tolist()
+        for group, count in zip(ranks[index].groups, counts, strict=True):
+            if group not in found or count > found[group][0]:
+                found[group] = (count, index)
+    return found
+
+
 def _rows(trace: RankTrace, group: RankGroup) -> Int64:
-    return np.flatnonzero(trace.collectives.group == trace.groups.index(group))
+    """Return the collectives of a group that synchronize its ranks."""
+    kinds = [place for place, name in enumerate(trace.names) if name in SYNCHRONIZING]
+    mine = trace.collectives.group == trace.groups.index(group)
+    return np.flatnonzero(mine & np.isin(trace.collectives.kind, kinds))
 
 
 def _first_difference(one: RankTrace, two: RankTrace, group: RankGroup) -> int | None:
-    """Return the difference of the ends at the shift between the two sequences where most of them agree best."""
-    rows = _rows(one, group), _rows(two, group)
-    first, second = one.collectives.rows(rows[0]), two.collectives.rows(rows[1])
+    """Return the difference of the ends; None if the two sequences do not show which of their collectives belong together."""
+    first, second = one.collectives.rows(_rows(one, group)), two.collectives.rows(_rows(two, group))
+    if not len(first) or not len(second):
+        return None
     if (first.sequence >= 0).all() and (second.sequence >= 0).all():
         _, left, right = np.intersect1d(first.sequence, second.sequence, return_indices=True)
         return _median(second.end_ns[right] - first.end_ns[left]) if len(left) else None
     codes: dict[tuple[str, int], int] = {}
-    kinds = [_codes(one, first, codes), _codes(two, second, codes)]
-    best: tuple[int, int, int] | None = None
-    for shift in sorted(range(-MOST_SHIFT, MOST_SHIFT + 1), key=abs):
+    kinds = _codes(one, first, codes), _codes(two, second, codes)
+    if np.array_equal(*kinds):
+        return _median(second.end_ns - first.end_ns)
+    return _clearest(_at_shifts(first.end_ns, second.end_ns, *kinds))
+
+
+def _at_shifts(first: Int64, second: Int64, kinds: Int64, others: Int64) -> list[tuple[int, int]]:
+    """Return, per shift between two sequences of ends, how close most differences are, and their median."""
+    found = []
+    shorter = min(len(first), len(second))
+    for shift in range(-MOST_SHIFT, MOST_SHIFT + 1):
         low, high = max(0, -shift), min(len(first), len(second) - shift)
-        if high - low < max(1, _LEAST_COMMON * min(len(first), len(second))):
+        if high - low < max(1, _LEAST_COMMON * shorter):
             continue
-        alike = kinds[0][low:high] == kinds[1][low + shift : high + shift]
-        differences = (second.end_ns[low + shift : high + shift] - first.end_ns[low:high])[alike]
-        least = max(3, math.ceil(_LEAST_ALIKE * (high - low)))
-        if len(differences) >= min(least, high - low):
-            width, middle = _densest(differences, min(least, len(differences)))
-            best = min(best or (width, abs(shift), middle), (width, abs(shift), middle))
-    return None if best is None else best[2]
+        alike = kinds[low:high] == others[low + shift : high + shift]
+        differences = (second[low + shift : high + shift] - first[low:high])[alike]
+        least = max(LEAST_PAIRS, math.ceil(_LEAST_ALIKE * (high - low)))
+        if len(differences) >= least:
+            found.append(_densest(differences, least))
+    return found
+
+
+def _clearest(found: Sequence[tuple[int, int]]) -> int | None:
+    """Return the median with the closest differences; None if another one is almost as close and not the same."""
+    if not found:
+        return None
+    width, middle = min(found)
+    for wide, other in found:
+        if wide <= _CLEARLY * width and abs(other - middle) > width + wide + CLOCKS_AGREE_NS:
+            return None
+    return middle
 
 
 def _densest(values: Int64, count: int) -> tuple[int, int]:
@@ -166,27 +242,33 @@ def _median(values: Int64) -> int:
 
 
 def _refined(
-    ranks: Sequence[RankTrace], found: Sequence[GroupMatch], name: str, mine: Sequence[int], offsets: Sequence[int | None]
+    ranks: Sequence[RankTrace], found: Sequence[GroupMatch], clock: HostClock, offsets: Sequence[int | None]
 ) -> HostClock:
-    """Return the clock of a host by all collectives that it shares with ranks whose offset is known."""
-    own, known = set(mine), {index for index, offset in enumerate(offsets) if offset is not None} - set(mine)
+    """Return the clock of a host by all collectives that it shares with ranks whose offset is known.
+
+    The offset is unknown if the host could not be placed, or if too few collectives show it.
+    """
+    own = set(clock.traces)
+    known = {index for index, offset in enumerate(offsets) if offset is not None} - own
+    if offsets[clock.traces[0]] is None:
+        return replace(clock, offset_ns=None)
     parts = [np.empty(0, np.int64)]
     for group in found:
         parts.append(_differences(ranks, group, own, known, offsets))
     differences = np.concatenate(parts)
-    if not len(differences):
-        return HostClock(_shown(name), tuple(mine), None, 0, 0)
+    if len(differences) < LEAST_PAIRS:
+        return replace(clock, offset_ns=None, pairs=len(differences))
     offset = _median(differences)
     apart = np.abs(differences - offset).tolist()
     enough = len(apart) >= least_values(_RESIDUAL)
     residual = round(percentile(apart, _RESIDUAL)) if enough else max(apart)
-    return HostClock(_shown(name), tuple(mine), offset, residual, len(apart))
+    return replace(clock, offset_ns=offset, residual_ns=residual, pairs=len(apart))
 
 
 def _differences(
     ranks: Sequence[RankTrace], group: GroupMatch, own: set[int], known: set[int], offsets: Sequence[int | None]
 ) -> Int64:
-    """Return, per collective with ranks on both sides, the difference of the median ends."""
+    """Return, per synchronizing collective with ranks on both sides, the difference of the median ends."""
     ends = []
     for side, shifted in ((own, False), (known, True)):
         columns = [place for place, index in enumerate(group.ranks.tolist()) if index in side]
@@ -196,7 +278,7 @@ def _differences(
             for place in columns
         ]
         ends.append(_row_medians(gathered(times, rows, np.iinfo(np.int64).max), rows))
-    both = (ends[0][1] > 0) & (ends[1][1] > 0) & ~group.mismatched
+    both = (ends[0][1] > 0) & (ends[1][1] > 0) & ~group.mismatched & group.synchronizing
     difference: Int64 = (ends[0][0] - ends[1][0])[both]
     return difference
 

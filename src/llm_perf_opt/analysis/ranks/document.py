@@ -12,7 +12,7 @@ class HostLine(msgspec.Struct, frozen=True):
     """Empty if the traces do not state it."""
     ranks: list[int]
     offset_ns: int | None
-    """How far its clock is ahead of the first host's; None if no collective connects them."""
+    """How far its clock is ahead of the first host's; None if the collectives do not show it."""
     residual_ns: int | None
     """The spread of the differences that the offset was estimated from: times of different hosts agree within it."""
     pairs: int
@@ -20,14 +20,14 @@ class HostLine(msgspec.Struct, frozen=True):
 
 
 class RankLine(msgspec.Struct, frozen=True):
-    """One rank. Its budget: computing + waiting + transferring + idle = span; busy + idle = span."""
+    """One rank. Its budget: computing + waiting + transferring + communication not divided + idle = span; busy + idle = span."""
 
     rank: int
     file: str
     busy_ns: int | None
     idle_ns: int | None
     exposed_comm_ns: int | None
-    """Time in which a collective ran and nothing else computed: waiting and transferring."""
+    """Time in which a collective ran and nothing else computed: waiting, transferring, and what cannot be divided into them."""
     offset_ns: int | None
     """How far its clock is ahead of the first rank's host; None if unknown."""
     host: str
@@ -38,14 +38,18 @@ class RankLine(msgspec.Struct, frozen=True):
     compute_ns: int | None
     """Busy time without exposed communication."""
     wait_ns: int | None
-    """Exposed time in collectives before their last rank entered them; None if no skew is known."""
+    """Exposed time in collectives before their last rank entered them; None if it is known for no collective."""
     transfer_ns: int | None
-    """The remaining exposed time."""
+    """Exposed time after that."""
     collectives: int
-    last: int
-    """Collectives that it was the last to enter."""
-    late_ns: int
+    last: int | None
+    """Collectives that it was the last to enter; None if the last rank is known for none of its collectives."""
+    late_ns: int | None
     """How much later than the next to last rank it entered those, summed."""
+    undivided_ns: int | None = None
+    """Exposed time in collectives whose waiting is unknown."""
+    newly_late_ns: int | None = None
+    """The part of `late_ns` in collectives before which it was not behind already."""
     analysis: msgspec.Raw | None = None
     """The analysis of its trace alone."""
 
@@ -59,11 +63,11 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     """The larger of a rank's input and output."""
     ranks: list[int]
     start_skew_ns: int | None
-    """From the first to the last rank that entered it; None if below the residual of the clocks."""
+    """From the first to the last rank that entered it; None if unknown or below what the clocks can tell."""
     last_rank: int | None
     """The rank that entered it last; None if the clocks cannot tell."""
     transfer_ns: int | None
-    """From the entry of the last rank until all have left."""
+    """From the entry of the last rank until all have left; None if not all ranks are there."""
     group: str
     group_size: int | None
     wait_ns: int | None
@@ -73,15 +77,20 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     step: str
     """Empty if it is in no step, or ranks disagree."""
     cause: str
-    """The operator that took longer on the last rank than on the others since the collective before; empty if unknown."""
+    """The operator that took longer on the last rank than on the others since the collective before.
+
+    Empty if nothing explains half of the lateness.
+    """
     cause_ns: int | None
     """How much longer."""
     cause_on: str
     """`device` or `host`; empty if the rank was behind before."""
     missing: list[int]
-    """Ranks of the group whose trace lacks it."""
+    """Ranks of the group whose trace does not have it."""
     mismatched: bool
     """Whether ranks disagree on kind or size."""
+    why: str = ""
+    """Why the waiting is unknown; empty if it is known."""
 
 
 class CollectiveKindLine(msgspec.Struct, frozen=True):
@@ -93,7 +102,7 @@ class CollectiveKindLine(msgspec.Struct, frozen=True):
     group_size: int | None
     count: int
     transfer_ns: int | None
-    """Summed."""
+    """Of those whose transfer is known, summed."""
     median_transfer_ns: int | None
     bus_bytes_per_s: float | None
     """Of the median transfer: bytes · factor / time, the factor being that of nccl-tests."""
@@ -103,8 +112,14 @@ class CollectiveKindLine(msgspec.Struct, frozen=True):
     """The datasheet peak of the link, one direction."""
     link_why: str
     wait_ns: int | None
-    """Waiting of all early ranks, summed."""
+    """Waiting of all early ranks in those whose waiting is known, summed."""
     median_skew_ns: int | None
+    transfers: int = 0
+    """Collectives whose transfer is known."""
+    waits: int = 0
+    """Collectives whose waiting is known."""
+    why: str = ""
+    """Why it is not known for the first of the others."""
 
 
 class RankStepLine(msgspec.Struct, frozen=True):
@@ -114,12 +129,12 @@ class RankStepLine(msgspec.Struct, frozen=True):
     collectives: int
     slowest_wall_ns: int
     fastest_wall_ns: int
-    wait_ns: int
-    """Waiting of all early ranks in its collectives, summed."""
+    wait_ns: int | None
+    """Waiting of all early ranks in its collectives, summed; None if it is known for none of them."""
     straggler: int | None
     """The rank that made others wait longest; None if no rank was last in any of its collectives."""
-    late_ns: int
-    """How much later than the next to last rank it entered the collectives of the step, summed."""
+    late_ns: int | None
+    """How much later than the next to last rank it entered the collectives of the step, summed; None without a straggler."""
     cause: str
     """The operator with the most time among the causes; that it left a collective late only if there is no other."""
 
@@ -132,7 +147,7 @@ class CauseLine(msgspec.Struct, frozen=True):
     cause_on: str
     collectives: int
     cause_ns: int
-    """How much longer it took than on the other ranks, summed."""
+    """How much longer it took than on the other ranks, at most as much as the rank was late, summed."""
     late_ns: int
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from llm_perf_opt.analysis.ranks.document import CollectiveKindLine
 from llm_perf_opt.analysis.ranks.links import bus_bandwidth, link_peak
 from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
-from llm_perf_opt.analysis.ranks.waits import GroupWaits
+from llm_perf_opt.analysis.ranks.waits import WHY, GroupWaits
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.traces.events import Int64
 
@@ -28,7 +28,9 @@ def _of_group(ranks: Sequence[RankTrace], group: GroupWaits) -> list[CollectiveK
     for (kind, size), mine in rows.items():
         transfer, skew, wait = (_known(column, mine) for column in (group.transfer_ns, group.skew_ns, group.wait_ns))
         middle = float(np.median(transfer)) if len(transfer) else None
-        bus = bus_bandwidth(kind, size, middle or 0, match)
+        unknown = np.array(mine, np.int64)[group.wait_ns[mine] < 0]
+        why = WHY[int(group.why[unknown[0]])] if len(unknown) else ""
+        bus = bus_bandwidth(kind, size, Missing(why) if middle is None else middle, match)
         found.append(
             CollectiveKindLine(
                 kind=kind,
@@ -44,6 +46,9 @@ def _of_group(ranks: Sequence[RankTrace], group: GroupWaits) -> list[CollectiveK
                 link_why=link.why if isinstance(link, Missing) else "",
                 wait_ns=int(wait.sum()) if len(wait) else None,
                 median_skew_ns=round(float(np.median(skew))) if len(skew) else None,
+                transfers=len(transfer),
+                waits=len(wait),
+                why=why,
             )
         )
     return found

@@ -26,8 +26,9 @@ SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to
 """Kinds that no rank leaves before the last one has arrived."""
 UNEVEN = frozenset({"all_to_all", "gather", "scatter", "send_recv", "send", "recv"})
 """Kinds in which ranks may move different amounts."""
-POINT_TO_POINT = frozenset({"send", "recv"})
-"""Kinds between two ranks of a group, which the other ranks do not take part in. They are not matched."""
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
+"""Kinds between two ranks of a group, which the other ranks do not take part in. They are not matched. `send_recv` is a kernel
+whose trace does not state the kind: the same kernel runs all_to_all."""
 
 
 @lru_cache(maxsize=10_000)

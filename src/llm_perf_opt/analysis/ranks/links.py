@@ -10,10 +10,8 @@ from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
 from llm_perf_opt.core.records import Maybe, Missing
 
 
-def bus_bandwidth(kind: str, size_bytes: int, transfer_ns: float, match: GroupMatch) -> Maybe[float]:
+def bus_bandwidth(kind: str, size_bytes: int, transfer_ns: Maybe[float], match: GroupMatch) -> Maybe[float]:
     """Return the bytes per second that cross the busiest link, as nccl-tests counts them."""
-    if match.group.size and match.group.size > len(match.ranks):
-        return Missing(f"only {len(match.ranks)} of the {match.group.size} ranks of the group are given")
     if not match.group.size:
         return Missing("the trace does not state the process group")
     factor = bus_factor(kind, match.group.size)
@@ -21,6 +19,8 @@ def bus_bandwidth(kind: str, size_bytes: int, transfer_ns: float, match: GroupMa
         return Missing(f"no bus bandwidth is defined for {kind}")
     if size_bytes < 0:
         return Missing("the trace does not state the size")
+    if isinstance(transfer_ns, Missing):
+        return transfer_ns
     if not size_bytes or transfer_ns <= 0:
         return Missing("nothing was transferred")
     return size_bytes * factor / transfer_ns * 1e9
@@ -28,7 +28,7 @@ def bus_bandwidth(kind: str, size_bytes: int, transfer_ns: float, match: GroupMa
 
 def link_peak(ranks: Sequence[RankTrace], match: GroupMatch) -> Maybe[float]:
     """Return the datasheet peak of the link between the ranks of a group, in bytes per second and direction."""
-    mine = [ranks[index] for index in match.ranks.tolist()]
+    mine = [ranks[index] for index in match.ranks.tolist() if len(ranks[index].collectives)]
     if not all(trace.on_device for trace in mine):
         return Missing("the collectives run on the CPU")
     if len({trace.host for trace in mine}) > 1:

@@ -2,7 +2,7 @@
 
 Counts and names are compared first. If every rank of a group has the same sequence, the k-th collectives belong together. If the
 library numbered them, the numbers decide. Otherwise collectives are matched by time on one clock: those that were open when the
-first of them ended. What a rank lacks is missing there; what differs in kind or size is a mismatch. Each is reported.
+first of them ended. What a rank does not have is missing there; what differs in kind or size is a mismatch. Each is reported.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,15 @@ class GroupMatch:
     """Whether ranks disagree on the kind or the size."""
     method: str
     """`order`, `number` or `time`."""
-    impossible: int
-    """Collectives that one rank left before another arrived: the clocks or the match are wrong."""
-    contradicted: bool
+    impossible: Bool
+    """Which collectives one rank left before another arrived: the clocks or the match are wrong."""
+    contradicted: bool = False
     """Whether all ranks have the same sequence, but the clocks contradict that its members belong together."""
+
+    @property
+    def synchronizing(self) -> Bool:
+        """Return which collectives no rank leaves before the last has arrived."""
+        return np.array([kind in SYNCHRONIZING for kind in self.kind], np.bool_)
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,13 @@ class _Kinds(dict[str, int]):
         return self[name]
 
 
-def match_collectives(ranks: Sequence[RankTrace], offsets: Sequence[int | None], tolerance_ns: int = 0) -> list[GroupMatch]:
-    """Return the matched collectives of every group. Offsets put the ranks on one clock; None if a rank's is unknown."""
+def match_collectives(
+    ranks: Sequence[RankTrace], offsets: Sequence[int | None], hosts: Sequence[int], tolerance_ns: int = 0
+) -> list[GroupMatch]:
+    """Return the matched collectives of every group.
+
+    Offsets put the ranks on one clock; None if a rank's is unknown: then it can be compared with ranks of its host alone.
+    """
     kinds = _Kinds()
     groups: dict[RankGroup, list[_Sequence]] = {}
     for index, trace in enumerate(ranks):
@@ -84,7 +94,8 @@ def match_collectives(ranks: Sequence[RankTrace], offsets: Sequence[int | None],
             continue
         there = {member.trace for member in members}
         absent = [index for index, trace in enumerate(ranks) if trace.rank in group.ranks and index not in there]
-        comparable = all(offsets[member.trace] is not None for member in members)
+        one_host = len({hosts[member.trace] for member in members}) == 1
+        comparable = one_host or all(offsets[member.trace] is not None for member in members)
         found.append(_matched(group, members, absent, names, tolerance_ns if comparable else None))
     return found
 
@@ -120,7 +131,7 @@ def _matched(
             method, places = "order", _to_the_shortest(members)
         possible = None if tolerance_ns is None else _possible(members, places, synchronizing, tolerance_ns)
     found = _group_match(group, members, absent, names, places, method)
-    return replace(found, impossible=0 if possible is None else int((~possible).sum()), contradicted=contradicted)
+    return replace(found, impossible=found.impossible if possible is None else ~possible, contradicted=contradicted)
 
 
 def _without_size(member: _Sequence, members: Sequence[_Sequence]) -> _Sequence:
@@ -238,8 +249,7 @@ def _group_match(
         size_bytes=gathered([member.bytes for member in members], places, -1).max(axis=1, initial=-1),
         mismatched=_differ(kind, known) | _differ(size, known),
         method=method,
-        impossible=0,
-        contradicted=False,
+        impossible=np.zeros(len(rows), np.bool_),
     )
 
 

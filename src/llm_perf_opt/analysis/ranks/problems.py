@@ -46,16 +46,18 @@ def _absent_ranks(ranks: Sequence[RankTrace], numbers: Sequence[int]) -> Iterato
 
 
 def _clock_problems(ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: Clocks) -> Iterator[ProblemLine]:
-    if any(not trace.host for trace in ranks):
-        if len(clocks.hosts) > 1:
-            what = "the traces do not state their hosts, and their clocks differ: an offset is estimated for each"
-        else:
-            what = "the traces do not state their hosts: their clocks are taken to be one"
+    stated = all(trace.host for trace in ranks if len(trace.collectives))
+    if clocks.apart and stated:
+        yield _note("clocks_differ", "the clocks of ranks with the same host name differ: an offset is estimated for each rank")
+    elif clocks.apart:
+        what = "the traces do not state their hosts, and their clocks differ: an offset is estimated for each"
         yield _note("unknown_hosts", what)
+    elif not stated and any(len(clock.traces) > 1 and not clock.host for clock in clocks.hosts):
+        yield _note("unknown_hosts", "the traces do not state their hosts: their clocks are taken to be one")
     for clock in clocks.hosts:
         if clock.offset_ns is None:
             who = _ranks([numbers[index] for index in clock.traces])
-            what = f"{who}: no collective shows the offset of the clock, so nothing can be compared with other hosts"
+            what = f"{who}: the collectives do not show the offset of the clock, so nothing can be compared with other hosts"
             yield _note("no_common_collective", what, "Record the same collectives on all ranks.")
 
 
@@ -80,8 +82,9 @@ def _match_problems(match: GroupMatch, numbers: Sequence[int]) -> Iterator[Probl
             f"{first} ({match.kind[first]})"
         )
         yield _note("mismatched_collectives", what, "Check that all ranks run the same program on the same shapes.")
-    if match.impossible:
-        what = f"{group}{match.impossible:,} of {len(match.rows):,} collectives end on one rank before another has entered them"
+    if match.impossible.any():
+        count = int(match.impossible.sum())
+        what = f"{group}{count:,} of {len(match.rows):,} collectives end on one rank before another has entered them"
         remedy = "Their clocks differ, or the collectives are of several groups that the traces do not name."
         yield _note("impossible_order", what, remedy)
 
@@ -92,7 +95,8 @@ def _unmatched(ranks: Sequence[RankTrace]) -> Iterator[ProblemLine]:
         for trace in ranks
     )
     if count:
-        yield _note("point_to_point", f"{count:,} transfers between two ranks (send, recv) are not matched")
+        what = f"{count:,} transfers between two ranks (send, recv), or kernels that may be such, are not matched"
+        yield _note("point_to_point", what)
 
 
 def _ranks(numbers: Sequence[int]) -> str:

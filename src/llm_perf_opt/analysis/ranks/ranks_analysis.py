@@ -1,7 +1,7 @@
 """The analysis of several ranks, as one record."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,8 +19,8 @@ from llm_perf_opt.analysis.ranks.document import (
 from llm_perf_opt.analysis.ranks.kind_table import kind_lines
 from llm_perf_opt.analysis.ranks.problems import rank_problems
 from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, RankTrace
-from llm_perf_opt.analysis.ranks.timeline import shared_ns
-from llm_perf_opt.analysis.ranks.waits import CauseNames, GroupWaits, LateCauses, group_waits, late_causes
+from llm_perf_opt.analysis.ranks.timeline import shared_ns, without
+from llm_perf_opt.analysis.ranks.waits import WHY, CauseNames, GroupWaits, LateCauses, group_waits, late_causes, preceding
 from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.analysis.trace.intervals import union_blocks
 from llm_perf_opt.traces.events import Int64
@@ -44,8 +44,8 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     numbers = [entry.rank for entry in files]
     clocks, matches = matched_on_one_clock(ranks)
     waits = [group_waits(ranks, match, clocks) for match in matches]
-    names = CauseNames()
-    causes = [late_causes(ranks, group, names) for group in waits]
+    names, before = CauseNames(), preceding(ranks, waits)
+    causes = [late_causes(ranks, group, before, names) for group in waits]
     lines = _collectives(ranks, numbers, waits, causes, list(names))
     return RanksAnalysis(
         source=source,
@@ -145,6 +145,7 @@ def _collective(
         cause_on=cause[2],
         missing=[rank for rank, present in zip(who, there, strict=True) if not present],
         mismatched=bool(match.mismatched[row]),
+        why=WHY[int(group.why[row])],
     )
 
 
@@ -171,15 +172,13 @@ def _ranks(
     files: Sequence[RankFile], clocks: Clocks, waits: Sequence[GroupWaits], lines: Sequence[CollectiveLine]
 ) -> list[RankLine]:
     offsets = clocks.offsets(len(files))
-    last = Counter(line.last_rank for line in lines)
-    late: Counter[int | None] = Counter()
-    for line in lines:
-        late[line.last_rank] += line.late_ns or 0
+    lateness = _lateness(lines)
     found = []
     for index, entry in enumerate(files):
         trace, offset = entry.trace, offsets[index]
         known = trace.span_ns > 0
-        waited = _waited(trace, index, waits, offset) if known and offset is not None else None
+        waited, undivided = _divided(trace, index, waits, offset or 0) if known else (None, None)
+        last, late, anew = lateness.get(entry.rank, (None, None, None))
         found.append(
             RankLine(
                 rank=entry.rank,
@@ -194,31 +193,54 @@ def _ranks(
                 comm_ns=trace.comm_ns if known else None,
                 compute_ns=trace.busy_ns - trace.exposed_ns if known else None,
                 wait_ns=waited,
-                transfer_ns=None if waited is None else trace.exposed_ns - waited,
+                transfer_ns=None if waited is None else trace.exposed_ns - waited - (undivided or 0),
                 collectives=len(trace.collectives),
-                last=last[entry.rank],
-                late_ns=late[entry.rank],
+                last=last,
+                late_ns=late,
+                undivided_ns=undivided,
+                newly_late_ns=anew,
             )
         )
     return found
 
 
-def _waited(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: int) -> int | None:
-    """Return the exposed time in which a rank was in a collective that another rank had not entered yet.
+def _lateness(lines: Sequence[CollectiveLine]) -> dict[int, tuple[int, int, int]]:
+    """Return, per rank with collectives whose waiting is known: how often it was the last, how late, and how much of it newly."""
+    found: dict[int, list[int]] = {}
+    for line in lines:
+        if line.wait_ns is None:
+            continue
+        for rank in line.ranks:
+            found.setdefault(rank, [0, 0, 0])
+        if line.last_rank is not None:
+            mine, late = found[line.last_rank], line.late_ns or 0
+            mine[0] += 1
+            mine[1] += late
+            mine[2] += late if line.cause != LEFT_LATE else 0
+    return {rank: (last, late, anew) for rank, (last, late, anew) in found.items()}
 
-    None if there is no collective whose skew is known.
+
+def _divided(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: int) -> tuple[int | None, int]:
+    """Return the exposed time in which a rank was in a collective that another rank had not entered yet, and what is not divided.
+
+    Not divided is the exposed time in collectives whose waiting is unknown, unless the rank waited in another one. The first is
+    None if it is known for no collective.
     """
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    unknown = np.ones(len(trace.collectives), np.bool_)
     for group in waits:
-        columns = np.flatnonzero(group.match.ranks == index)
-        for column in columns.tolist():
-            kept = group.known[:, column] & (group.skew_ns >= 0)
+        for column in np.flatnonzero(group.match.ranks == index).tolist():
+            kept = group.known[:, column] & (group.wait_ns >= 0)
+            unknown[group.match.rows[kept, column]] = False
             starts.append(group.start_ns[kept, column] + offset)
             ends.append(np.minimum(group.end_ns[kept, column], group.arrived_ns[kept]) + offset)
-    blocks = union_blocks(np.concatenate(starts), np.concatenate(ends))
-    if len(trace.collectives) and sum(map(len, starts)) == 0:
-        return None
-    return shared_ns(trace.exposed, Intervals(blocks.start_ns, blocks.end_ns))
+    if len(unknown) and unknown.all():
+        return None, trace.exposed_ns
+    waiting = union_blocks(np.concatenate(starts), np.concatenate(ends))
+    others = union_blocks(trace.collectives.start_ns[unknown], trace.collectives.end_ns[unknown])
+    waited = shared_ns(trace.exposed, Intervals(waiting.start_ns, waiting.end_ns))
+    return waited, shared_ns(trace.exposed, without(others, waiting))
+
 
 
 # --- steps and causes -------------------------------------------------------------------------------------------------
@@ -253,9 +275,9 @@ def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> R
         collectives=len(lines),
         slowest_wall_ns=max(walls),
         fastest_wall_ns=min(walls),
-        wait_ns=sum(line.wait_ns or 0 for line in lines),
+        wait_ns=_sum(line.wait_ns for line in lines),
         straggler=straggler,
-        late_ns=late[straggler] if straggler is not None else 0,
+        late_ns=late[straggler] if straggler is not None else None,
         cause=worst[1],
     )
 
@@ -273,3 +295,9 @@ def _causes(lines: Sequence[CollectiveLine]) -> list[CauseLine]:
         for (rank, cause, where), mine in found.items()
     ]
     return sorted(made, key=lambda line: (-line.late_ns, line.rank, line.cause))
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Return the sum of the known values; None if there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.clocks import Clocks
-from llm_perf_opt.analysis.ranks.matching import GroupMatch, gathered
+from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS, GroupMatch, gathered
 from llm_perf_opt.analysis.ranks.rank_trace import DEVICE_IDLE, LEFT_LATE, RankTrace
 from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.traces.events import Bool, Columns, Int64, UInt8
@@ -15,6 +15,17 @@ from llm_perf_opt.traces.nesting import NONE
 _BEFORE, _AFTER = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
 _CHUNK = 4096
 """Collectives whose causes are held in memory at once."""
+KNOWN, NO_SIZE, INCOMPLETE, NO_CLOCK, IMPOSSIBLE, BELOW, LEAVES_EARLY = range(7)
+WHY = (
+    "",
+    "the traces do not state how many ranks take part",
+    "not every rank of the group has it in a trace that is given",
+    "the collectives do not show the offset of a clock",
+    "it ends on one rank before another has entered it: the clocks or the match are wrong",
+    "the ranks enter it closer together than the clocks can tell",
+    "a rank may leave this kind of collective before others enter it",
+)
+"""Why the waiting in a collective is unknown, by code."""
 
 
 @dataclass(frozen=True)
@@ -30,74 +41,109 @@ class GroupWaits:
     arrived_ns: Int64
     """The entry of the last rank."""
     skew_ns: Int64
-    """-1 if it is below what the clocks can tell."""
+    """-1 if it is unknown or below what the clocks can tell."""
     last: Int64
     """Index of the last trace, or -1."""
     late_ns: Int64
     """0 if the last rank is unknown."""
     transfer_ns: Int64
-    """-1 if a clock is unknown."""
+    """-1 if unknown."""
     wait_ns: Int64
-    """-1 if the skew is unknown."""
+    """-1 if unknown."""
+    why: Int64
+    """Code of the reason why the waiting is unknown."""
 
 
 def group_waits(ranks: Sequence[RankTrace], match: GroupMatch, clocks: Clocks) -> GroupWaits:
-    """Return the waits of the collectives of a group."""
+    """Return the waits of the collectives of a group. They are known only if all its ranks are there and can be compared."""
     offsets = clocks.offsets(len(ranks))
     tables = [ranks[index].collectives for index in match.ranks.tolist()]
     shifts = [offsets[index] or 0 for index in match.ranks.tolist()]
     known = match.rows != NONE
     start = gathered([table.start_ns - by for table, by in zip(tables, shifts, strict=True)], match.rows, _AFTER)
     end = gathered([table.end_ns - by for table, by in zip(tables, shifts, strict=True)], match.rows, _BEFORE)
-    first, every = start.min(axis=1), np.arange(len(start))
     entered = np.where(known, start, _BEFORE)
     order = np.argsort(entered, axis=1, kind="stable")
-    last = order[:, -1]
-    arrived = entered[every, last]
-    second = entered[every, order[:, -2]] if entered.shape[1] > 1 else np.full(len(start), _BEFORE)
-    late = np.where(second == _BEFORE, 0, arrived - second)
-    residual = _residuals(match, known, clocks)
-    unknown = (known & np.array([offsets[index] is None for index in match.ranks.tolist()], np.bool_)).any(axis=1)
-    skew = arrived - first
-    vague = unknown | (skew < residual) | (known.sum(axis=1) < 2)
-    tied = vague | (late < _between_hosts(match, order, known, clocks, residual)) | (late == 0)
-    waits = np.where(known, arrived[:, None] - start, 0).sum(axis=1)
+    every = np.arange(len(start))
+    arrived = entered[every, order[:, -1]]
+    late = arrived - entered[every, order[:, -2]] if entered.shape[1] > 1 else np.zeros(len(start), np.int64)
+    skew = arrived - start.min(axis=1)
+    residual, several = _residuals(match, known, clocks, len(ranks))
+    why = _why(ranks, match, np.where(several, _unknown(match, known, offsets), False), skew < residual)
+    timed = why == KNOWN
+    why = np.where(timed & ~match.synchronizing, LEAVES_EARLY, why)
+    sure = why == KNOWN
+    tied = ~sure | (late < _between(match, order, clocks, residual, len(ranks))) | (late == 0)
+    waits = np.where(known, np.minimum(arrived[:, None], end) - start, 0).sum(axis=1)
+    moved = sure | ((why == BELOW) & ~several & match.synchronizing)
     return GroupWaits(
         match=match,
         start_ns=start,
         end_ns=end,
         known=known,
         arrived_ns=arrived,
-        skew_ns=np.where(vague, -1, skew),
-        last=np.where(tied, NONE, match.ranks[last]),
+        skew_ns=np.where(timed, skew, -1),
+        last=np.where(tied, NONE, match.ranks[order[:, -1]]),
         late_ns=np.where(tied, 0, late),
-        transfer_ns=np.where(unknown, -1, np.maximum(end.max(axis=1) - arrived, 0)),
-        wait_ns=np.where(vague, -1, waits),
+        transfer_ns=np.where(moved, np.maximum(end.max(axis=1) - arrived, 0), -1),
+        wait_ns=np.where(sure, np.maximum(waits, 0), -1),
+        why=why,
     )
 
 
-def _host_of(match: GroupMatch, clocks: Clocks) -> Int64:
-    host = {index: number for number, clock in enumerate(clocks.hosts) for index in clock.traces}
-    return np.array([host[index] for index in match.ranks.tolist()], np.int64)
+def _why(ranks: Sequence[RankTrace], match: GroupMatch, unknown: Bool, below: Bool) -> Int64:
+    """Return why the entries of the ranks cannot be compared, per collective."""
+    size = match.group.size or _world_size(ranks)
+    there = (match.rows != NONE).sum(axis=1)
+    reasons = (
+        (np.full(len(there), not size, np.bool_), NO_SIZE),
+        (there < size, INCOMPLETE),
+        (unknown, NO_CLOCK),
+        (match.impossible, IMPOSSIBLE),
+        (below, BELOW),
+    )
+    found = np.full(len(there), KNOWN, np.int64)
+    for applies, code in reversed(reasons):
+        found[applies] = code
+    return found
 
 
-def _residuals(match: GroupMatch, known: Bool, clocks: Clocks) -> Int64:
-    """Return, per collective, how well the clocks of its ranks agree: the two largest residuals of its hosts together."""
-    found = np.zeros((len(known), len(clocks.hosts)), np.int64)
-    hosts = _host_of(match, clocks)
-    for number, clock in enumerate(clocks.hosts):
-        found[:, number] = np.where(known[:, hosts == number].any(axis=1), clock.residual_ns, 0)
+def _world_size(ranks: Sequence[RankTrace]) -> int:
+    """Return the number of ranks of the job, which collectives without a named group have; 0 if the traces do not agree on it."""
+    sizes = {trace.world_size for trace in ranks if trace.world_size}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _unknown(match: GroupMatch, known: Bool, offsets: Sequence[int | None]) -> Bool:
+    """Return which collectives have a rank whose clock is unknown."""
+    found: Bool = (known & np.array([offsets[index] is None for index in match.ranks.tolist()], np.bool_)).any(axis=1)
+    return found
+
+
+def _host_of(match: GroupMatch, clocks: Clocks, ranks: int) -> Int64:
+    return np.array(clocks.host_of(ranks), np.int64)[match.ranks]
+
+
+def _residuals(match: GroupMatch, known: Bool, clocks: Clocks, ranks: int) -> tuple[Int64, Bool]:
+    """Return, per collective, how well the clocks of its ranks agree, and whether they are on several hosts.
+
+    Between hosts, it is the two largest residuals together, and never less than between processes of one host.
+    """
+    hosts = _host_of(match, clocks, ranks)
     present = np.stack([known[:, hosts == number].any(axis=1) for number in range(len(clocks.hosts))], axis=1)
+    found = np.where(present, np.array([clock.residual_ns for clock in clocks.hosts], np.int64), 0)
     worst = np.sort(found, axis=1)[:, -2:].sum(axis=1)
-    return np.where(present.sum(axis=1) > 1, worst, 0)
+    several: Bool = present.sum(axis=1) > 1
+    alone = known.sum(axis=1) < 2
+    return np.where(alone, 0, np.maximum(np.where(several, worst, 0), CLOCKS_AGREE_NS)), several
 
 
-def _between_hosts(match: GroupMatch, order: Int64, known: Bool, clocks: Clocks, residual: Int64) -> Int64:
-    """Return the least lead of the last rank over the one before that the clocks can tell: 0 if both are on one host."""
-    if known.shape[1] < 2:
-        return np.zeros(len(known), np.int64)
-    host = _host_of(match, clocks)
-    return np.where(host[order[:, -1]] == host[order[:, -2]], 0, residual)
+def _between(match: GroupMatch, order: Int64, clocks: Clocks, residual: Int64, ranks: int) -> Int64:
+    """Return the least lead of the last rank over the one before that the clocks can tell."""
+    if order.shape[1] < 2:
+        return np.zeros(len(order), np.int64)
+    host = _host_of(match, clocks, ranks)
+    return np.where(host[order[:, -1]] == host[order[:, -2]], CLOCKS_AGREE_NS, residual)
 
 
 # --- what made the last rank late -------------------------------------------------------------------------------------
@@ -110,7 +156,7 @@ class LateCauses(Columns):
     name: "Int64"
     """Index of the operator's name, or -1."""
     ns: "Int64"
-    """How much longer it took on the last rank than on the others on average."""
+    """How much longer it took on the last rank than on the others on average, at most as much as the rank was late."""
     on_device: "UInt8"
     """Whether it is time of the device."""
 
@@ -123,17 +169,18 @@ class CauseNames(dict[str, int]):
         return self[name]
 
 
-def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, names: CauseNames) -> LateCauses:
+def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64], names: CauseNames) -> LateCauses:
     """Return, per collective with a last rank, the operator with the largest excess over the mean of the other ranks.
 
     If the device of the last rank was idle for longer, the host decides: its operator with the largest excess. If the rank was
-    behind by more than that when it left the collective before, that is the cause.
+    behind by more than that when it left the collective before, that is the cause. What explains less than half of the lateness
+    is no cause. `before` is that of `preceding`.
     """
     count = len(waits.arrived_ns)
     found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8))
     codes = [np.array([names[name] for name in ranks[index].names], np.int64) for index in waits.match.ranks.tolist()]
     idle = names[DEVICE_IDLE]
-    behind = _behind(ranks, waits)
+    behind = _behind(ranks, waits, before)
     late = np.flatnonzero((waits.last != NONE) & (behind > 0))
     found.name[late], found.ns[late] = names[LEFT_LATE], behind[late]
     on_host = np.array([not trace.on_device for trace in ranks], np.bool_)
@@ -147,34 +194,46 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, names: CauseNames
         asked = rows[on_host[waits.last[rows]] | (found.name[rows] == idle)]
         _set_causes(ranks, waits, asked, codes, 0, found)
         found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, found.ns[idling])
+    explained = 2 * found.ns >= waits.late_ns
+    return LateCauses(np.where(explained, found.name, NONE), np.minimum(found.ns, waits.late_ns), found.on_device)
+
+
+def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[Int64]:
+    """Return, per rank and collective, the number of the collective that it left before this one.
+
+    -1 if there is none, if it was not matched, or if the rank entered this one before it had left the other.
+    """
+    numbers = [np.full(len(trace.collectives), NONE, np.int64) for trace in ranks]
+    first = 0
+    for group in waits:
+        for column, index in enumerate(group.match.ranks.tolist()):
+            there = np.flatnonzero(group.known[:, column])
+            numbers[index][group.match.rows[there, column]] = first + there
+        first += len(group.match.rows)
+    found = []
+    for trace, mine in zip(ranks, numbers, strict=True):
+        table = trace.collectives
+        left = np.maximum.accumulate(table.end_ns)[:-1] <= table.start_ns[1:] if len(table) else np.zeros(0, np.bool_)
+        found.append(np.concatenate([np.full(min(len(mine), 1), NONE, np.int64), np.where(left, mine[:-1], NONE)]))
     return found
 
 
-def _behind(ranks: Sequence[RankTrace], waits: GroupWaits) -> Int64:
-    """Return how much later than the others on average the last rank left the collective before; 0 if unknown."""
+def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> Int64:
+    """Return how much later than the others on average the last rank left the collective before; 0 if they left different ones."""
     left: Int64 = np.zeros_like(waits.end_ns)
-    usable = (waits.last != NONE) & _same_before(waits)
+    which: Int64 = np.full_like(waits.end_ns, NONE)
     for column, index in enumerate(waits.match.ranks.tolist()):
-        rows, ends = waits.match.rows[:, column], np.maximum.accumulate(ranks[index].collectives.end_ns)
         there = waits.known[:, column]
-        usable &= ~there | (rows > 0)
-        earlier = there & (rows > 0)
-        shift = waits.end_ns[there, column][:1] - ranks[index].collectives.end_ns[rows[there]][:1]  # to the common clock
-        left[earlier, column] = ends[rows[earlier] - 1] + shift.sum()
+        rows, ends = waits.match.rows[there, column], ranks[index].collectives.end_ns
+        which[there, column] = before[index][rows]
+        left[there, column] = ends[np.maximum(rows - 1, 0)] + (waits.end_ns[there, column] - ends[rows])  # on the common clock
+    same = (which == which.max(axis=1, initial=NONE)[:, None]) & (which != NONE)
+    usable = (waits.last != NONE) & (same | ~waits.known).all(axis=1)
     place = np.searchsorted(waits.match.ranks, np.maximum(waits.last, 0))
     own = left[np.arange(len(left)), np.minimum(place, len(waits.match.ranks) - 1)]
     others = np.maximum(waits.known.sum(axis=1) - 1, 1)
     difference = np.where(waits.known, own[:, None] - left, 0).sum(axis=1) // others
     return np.where(usable, difference, 0)
-
-
-def _same_before(waits: GroupWaits) -> Bool:
-    """Return which collectives follow the same one on all their ranks, as far as the group shows."""
-    rows, known = waits.match.rows, waits.known
-    same = np.zeros(len(rows), np.bool_)
-    follows = rows[1:] - 1 == rows[:-1]
-    same[1:] = (follows | ~known[1:]).all(axis=1) | (~follows & known[:-1] | ~known[1:]).all(axis=1)
-    return same
 
 
 def _set_causes(
