@@ -9,6 +9,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +94,7 @@ def test_json_comes_back_whole_in_any_encoding(key: str, text: str, number: floa
 
 def test_json_of_what_it_has_no_word_for() -> None:
     assert json.loads(json_text({"a\udcff": ["b\udcfe", float("nan"), 1.5]})) == {"a\udcff": ["b\udcfe", None, 1.5]}
+    assert json.loads(json_text({"a\udcff": msgspec.Raw(b'{"b": [1, null]}')})) == {"a\udcff": {"b": [1, None]}}
 
 
 def test_a_stream_shows_what_its_encoding_lacks() -> None:

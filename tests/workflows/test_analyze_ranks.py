@@ -8,8 +8,10 @@ import pytest
 
 from command import llm_perf
 from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.processes import Answer
 from llm_perf_opt.workflows import analyze_ranks
 from llm_perf_opt.workflows.analyze_ranks import analyze_rank_files, traces_of
+from llm_perf_opt.workflows.rank_reader import check_stored
 from rank_traces import Job, write_job
 
 KEYS = {"rank", "file", "busy_ns", "idle_ns", "exposed_comm_ns", "offset_ns"}
@@ -107,3 +109,20 @@ def test_other_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     truth.files[1].write_text("not a trace")
     with pytest.raises(ParseError, match="trace_rank1"):
         analyze_rank_files(truth.files, "x")
+
+
+def test_a_trace_without_a_rank_does_not_renumber_the_others(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=3, collectives=2))
+    middle = truth.files[1].rename(tmp_path / "b.json")
+    middle.write_text(middle.read_text().replace('"rank":', '"unknown":'))
+    result = analyze_rank_files([truth.files[2], truth.files[0], middle], "x", use_cache=False)
+    assert [Path(line.file).name for line in result.document.ranks] == ["trace_rank0.json", "b.json", "trace_rank2.json"]
+    assert any("b.json as 1" in note for note in result.notes)
+
+
+def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match=r"exit code 1: ImportError: no such thing\."):
+        check_stored(tmp_path / "rank0", "a.json", Answer(1, b"", "Traceback …\nImportError: no such thing\n"))
+    with pytest.raises(ParseError, match="signal 9") as killed:
+        check_stored(tmp_path / "rank0", "a.json", Answer(-9, b"", ""))
+    assert "memory" in killed.value.remedy

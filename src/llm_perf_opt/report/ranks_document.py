@@ -36,19 +36,19 @@ _MOST_RUNS = 16
 _NO_TRACE = Missing("its trace is incomplete")
 _NO_CLOCK = Missing("the collectives do not show the offset of its clock")
 _UNKNOWN = Missing("the waiting is known for none of the collectives")
-_TIED = Missing("the last two ranks enter it closer together than the clocks can tell, or ranks may leave it early")
+_TIED = Missing("the last two ranks enter it closer together than the clocks can tell")
 _NO_STRAGGLER = Missing("the last rank is known for none of its collectives")
 _NOT_STATED = Missing("the trace does not state it")
 BUDGET = (
-    "Computing + waiting + transfer + undivided + idle = span. Waiting, transfer and undivided are exposed communication, in which a "
-    "collective ran and nothing else computed: waiting until the last rank entered the collective, transfer after that, undivided "
-    "where the entry of the last rank is unknown. Overlap is communication during computing. Last in is the number of collectives "
-    "that the rank was the last to enter, late how late it was in those before which it was not behind already."
+    "Computing + waiting + transfer + undivided + idle = span. Waiting, transfer and undivided are exposed communication, in "
+    "which a collective ran and nothing else computed: waiting until the last rank entered the collective, transfer after that, "
+    "undivided where the entry of the last rank is unknown. Overlap is communication during computing. Last in is the number of "
+    "collectives that the rank was the last to enter, late how late it was in those before which it was not behind already."
 )
 KINDS = (
     "Transfer is the time from the entry of the last rank until all have left, waiting that of all ranks that came earlier, "
-    "summed; both are those of the collectives in which they are known (count: transfers known, of all). Bus is the bus bandwidth "
-    "of the median transfer, counted as in nccl-tests; the link's peak is the datasheet's, in one direction."
+    "summed; both are those of the collectives in which they are known (count: transfers known, of all). Bus is the bus "
+    "bandwidth of the median transfer, counted as in nccl-tests; the link's peak is the datasheet's, in one direction."
 )
 LATE = (
     "Late is how much later than the next to last rank it entered the collectives that it was the last to enter. The cause is "
@@ -93,7 +93,8 @@ def _summary(found: RanksAnalysis) -> list[Block]:
         f"{percent(sum(known) / sum(spans))} is {what}"
         for what, times in (
             ("waiting for others", [line.wait_ns for line in found.ranks]),
-            ("communication that cannot be divided into waiting and transfer", [line.undivided_ns or None for line in found.ranks]),
+            ("transfer", [line.transfer_ns for line in found.ranks]),
+            ("communication that is not divided into these", [line.undivided_ns or None for line in found.ranks]),
         )
         if (known := [ns for ns in times if ns is not None])
     ]
@@ -101,8 +102,8 @@ def _summary(found: RanksAnalysis) -> list[Block]:
     worst = max(found.ranks, key=lambda line: line.newly_late_ns or 0)
     if worst.newly_late_ns and worst.last:
         words += (
-            f" Rank {worst.rank} was the last to enter {worst.last:,} of {len(found.collectives):,} collectives. Where it was not "
-            f"behind already, it was late by {duration(worst.newly_late_ns)} in total."
+            f" Rank {worst.rank} was the last to enter {worst.last:,} of {len(found.collectives):,} collectives. Where it was "
+            f"not behind already, it was late by {duration(worst.newly_late_ns)} in total."
         )
     return [Paragraph(words)]
 

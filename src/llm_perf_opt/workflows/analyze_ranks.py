@@ -1,5 +1,6 @@
 """The analysis of several ranks: find their traces, read them on all cores, match their collectives."""
 
+import itertools
 import os
 import re
 import sys
@@ -30,12 +31,13 @@ _ENDINGS = (".json", ".json.gz", ".json.zip", ".sqlite", ".sqlite.gz", ".nsys-re
 _MARKS = (b'"traceEvents"', b'"schemaVersion"')
 """One of them is near the beginning of every trace of torch."""
 _PREVIEW_BYTES = 1 << 16
+_MOST_NAMED = 5
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,9})", re.IGNORECASE)
 _CHILD = (
     "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
     "from llm_perf_opt.workflows.rank_reader import main; sys.exit(main(sys.argv[1:]))"
 )
-"""What a child runs. The first entry of its path would be the working directory, which is not the user's code."""
+"""What a child runs, without the working directory at the beginning of its path."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ def _in_folder(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
             f"{folder} is neither a run folder nor a folder of traces.",
             f"Give a folder with {_RUN_FILE}, or with files that end in {', '.join(_ENDINGS)}.",
         )
-    others = [file.name for file in files if file not in traces]
-    notes = (f"not traces, and not read: {', '.join(others[:5])}{' …' if len(others) > 5 else ''}",) if others else ()
+    kept = set(traces)
+    others = [file.name for file in files if file not in kept]
+    notes = (f"not traces, and not read: {', '.join(others[:_MOST_NAMED])}{' …' if len(others) > _MOST_NAMED else ''}",) if others else ()
     return traces, notes
 
 
@@ -131,16 +134,21 @@ def _incomplete(document: "RanksAnalysis") -> LlmPerfError | None:
 
 
 def _numbers(files: Sequence[Path], reads: "Sequence[RankRead]") -> tuple[list[int], tuple[str, ...]]:
-    """Return the rank of each trace: stated in it, in its name, or otherwise its position."""
+    """Return the rank of each trace: stated in it, in its name, or otherwise the first that is free."""
     found = [_number(file, read) for file, read in zip(files, reads, strict=True)]
-    known = [number for number in found if number is not None]
-    if len(known) < len(found):
-        return list(range(len(files))), ("the traces do not state their ranks: they are numbered in the order given.",)
-    twice = [number for number, count in Counter(known).items() if count > 1]
+    known = Counter(number for number in found if number is not None)
+    twice = [number for number, count in known.items() if count > 1]
     if twice:
-        names = ", ".join(str(file) for file, number in zip(files, known, strict=True) if number == twice[0])
+        names = ", ".join(str(file) for file, number in zip(files, found, strict=True) if number == twice[0])
         raise ConfigError(f"Several traces are of rank {twice[0]}: {names}.", "Give one trace per rank.")
-    return known, ()
+    free = (number for number in itertools.count() if number not in known)
+    numbers = [next(free) if number is None else number for number in found]
+    if not known:
+        return numbers, ("the traces do not state their ranks: they are numbered in the order given.",)
+    guessed = [f"{file.name} as {new}" for file, number, new in zip(files, found, numbers, strict=True) if number is None]
+    more = " …" if len(guessed) > _MOST_NAMED else ""
+    words = f"some traces do not state their ranks and are numbered: {', '.join(guessed[:_MOST_NAMED])}{more}."
+    return numbers, (words,) if guessed else ()
 
 
 def _number(file: Path, read: "RankRead") -> int | None:

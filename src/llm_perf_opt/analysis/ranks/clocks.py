@@ -1,7 +1,7 @@
 """Put the ranks on one clock. Ranks of one host share its clock, so their times are compared as they are.
 
-A collective that synchronizes ends on all ranks at about the same time. For each further host, the median difference of these ends
-is the offset of its clock, and the spread of the differences is the residual: differences below it mean nothing.
+A collective that synchronizes ends on all ranks at about the same time. For each further host, the median difference of these
+ends is the offset of its clock, and the spread of the differences is the residual: differences below it mean nothing.
 """
 
 import math

@@ -16,7 +16,7 @@ class HostLine(msgspec.Struct, frozen=True):
     residual_ns: int | None
     """The spread of the differences that the offset was estimated from: times of different hosts agree within it."""
     pairs: int
-    """Collectives that the offset was estimated from; 0 for the first host."""
+    """Collectives that the offset was estimated from; 0 for the host that the others are compared with."""
 
 
 class RankLine(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.clocks import Clocks
+from llm_perf_opt.analysis.ranks.document import CollectiveLine
 from llm_perf_opt.analysis.ranks.kinds import POINT_TO_POINT
 from llm_perf_opt.analysis.ranks.matching import GroupMatch
 from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
@@ -15,7 +16,11 @@ _MOST_NAMED = 8
 
 
 def rank_problems(
-    ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: Clocks, matches: Sequence[GroupMatch]
+    ranks: Sequence[RankTrace],
+    numbers: Sequence[int],
+    clocks: Clocks,
+    matches: Sequence[GroupMatch],
+    lines: Sequence[CollectiveLine],
 ) -> list[ProblemLine]:
     """Return all problems between ranks."""
     return [
@@ -26,7 +31,7 @@ def rank_problems(
             if trace.why
         ),
         *_clock_problems(ranks, numbers, clocks),
-        *(problem for match in matches for problem in _match_problems(match, numbers)),
+        *(problem for match in matches for problem in _match_problems(match, numbers, lines)),
         *_unmatched(ranks),
     ]
 
@@ -56,12 +61,12 @@ def _clock_problems(ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: 
         yield _note("unknown_hosts", "the traces do not state their hosts: their clocks are taken to be one")
     for clock in clocks.hosts:
         if clock.offset_ns is None:
-            who = _ranks([numbers[index] for index in clock.traces])
+            who = named_ranks([numbers[index] for index in clock.traces])
             what = f"{who}: the collectives do not show the offset of the clock, so nothing can be compared with other hosts"
             yield _note("no_common_collective", what, "Record the same collectives on all ranks.")
 
 
-def _match_problems(match: GroupMatch, numbers: Sequence[int]) -> Iterator[ProblemLine]:
+def _match_problems(match: GroupMatch, numbers: Sequence[int], lines: Sequence[CollectiveLine]) -> Iterator[ProblemLine]:
     group = f"group {match.group.name}: " if match.group.name else ""
     lost = match.rows == NONE
     if lost.any():
@@ -76,11 +81,9 @@ def _match_problems(match: GroupMatch, numbers: Sequence[int]) -> Iterator[Probl
         )
         yield _note("missing_collectives", what, "Let the profilers of all ranks start and stop at the same step.")
     if match.mismatched.any():
-        first = int(np.argmax(match.mismatched))
-        what = (
-            f"{group}ranks disagree on the kind or the size of {int(match.mismatched.sum()):,} collectives, first of number "
-            f"{first} ({match.kind[first]})"
-        )
+        first = next((line for line in lines if line.mismatched and line.group == match.group.name), None)
+        which = "" if first is None else f", first: collective {first.index} ({first.kind})"
+        what = f"{group}ranks disagree on the kind or the size of {int(match.mismatched.sum()):,} collectives{which}"
         yield _note("mismatched_collectives", what, "Check that all ranks run the same program on the same shapes.")
     if match.impossible.any():
         count = int(match.impossible.sum())
@@ -99,5 +102,7 @@ def _unmatched(ranks: Sequence[RankTrace]) -> Iterator[ProblemLine]:
         yield _note("point_to_point", what)
 
 
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"{'ranks' if len(numbers) > 1 else 'rank'} {', '.join(map(str, numbers))}"
+def named_ranks(numbers: Sequence[int]) -> str:
+    """Return ranks for a sentence, the first ones of many."""
+    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+    return f"{'ranks' if len(numbers) > 1 else 'rank'} {', '.join(map(str, numbers[:_MOST_NAMED]))}{more}"

@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.ranks.document import (
     RankStepLine,
 )
 from llm_perf_opt.analysis.ranks.kind_table import kind_lines
-from llm_perf_opt.analysis.ranks.problems import rank_problems
+from llm_perf_opt.analysis.ranks.problems import named_ranks, rank_problems
 from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, RankTrace
 from llm_perf_opt.analysis.ranks.timeline import shared_ns, without
 from llm_perf_opt.analysis.ranks.waits import WHY, CauseNames, GroupWaits, LateCauses, group_waits, late_causes, preceding
@@ -50,7 +50,7 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     return RanksAnalysis(
         source=source,
         complete=all(entry.complete for entry in files),
-        problems=[*_of_files(files), *rank_problems(ranks, numbers, clocks, matches)],
+        problems=[*_of_files(files), *rank_problems(ranks, numbers, clocks, matches, lines)],
         world_size=max((trace.world_size for trace in ranks), default=0) or None,
         hosts=_hosts(numbers, clocks),
         ranks=_ranks(files, clocks, waits, lines),
@@ -68,13 +68,9 @@ def _of_files(files: Sequence[RankFile]) -> list[ProblemLine]:
         for problem in entry.problems:
             found.setdefault(problem.what, (problem, []))[1].append(entry.rank)
     return [
-        ProblemLine(problem.id, f"{_named(ranks)}: {what}", problem.fatal, problem.remedy)
+        ProblemLine(problem.id, f"{named_ranks(ranks)}: {what}", problem.fatal, problem.remedy)
         for what, (problem, ranks) in found.items()
     ]
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
 
 
 def _hosts(numbers: Sequence[int], clocks: Clocks) -> list[HostLine]:

@@ -219,7 +219,7 @@ def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[I
 
 
 def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> Int64:
-    """Return how much later than the others on average the last rank left the collective before; 0 if they left different ones."""
+    """Return how much later than the others on average the last rank left the collective before; 0 if they differ in it."""
     left: Int64 = np.zeros_like(waits.end_ns)
     which: Int64 = np.full_like(waits.end_ns, NONE)
     for column, index in enumerate(waits.match.ranks.tolist()):

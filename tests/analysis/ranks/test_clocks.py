@@ -1,0 +1,116 @@
+"""Clocks and waits of collectives whose truth is known, made without traces."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from llm_perf_opt.analysis.ranks.clocks import matched_on_one_clock
+from llm_perf_opt.analysis.ranks.matching import GroupMatch
+from llm_perf_opt.analysis.ranks.rank_trace import Occurrences, RankGroup, RankTrace
+from llm_perf_opt.analysis.ranks.ranks_analysis import RankFile, analyze_ranks
+
+PERIOD_NS = 1_000_000
+OFFSET_NS = 5_000_000
+Times = Sequence[tuple[int, int]]
+
+
+def rank(
+    number: int, times: Times, *, kind: str = "all_reduce", host: str = "", of: int = 2, groups: Sequence[str] = ("0",)
+) -> RankTrace:
+    """A rank with these collectives, of each group in turn."""
+    start, end = np.array(times, np.int64).reshape(-1, 2).T
+    count = len(times)
+    table = Occurrences(
+        start_ns=start,
+        end_ns=end,
+        kind=np.zeros(count, np.int32),
+        group=(np.arange(count) % len(groups)).astype(np.int32),
+        size_bytes=np.full(count, 1024),
+        sequence=np.full(count, -1),
+        step=np.full(count, -1, np.int32),
+    )
+    members = tuple(RankGroup(name, tuple(range(of)), of) for name in groups)
+    span = int(end.max() - start.min())
+    return RankTrace(number, of, host, "x", True, span, span, span, span, names=(kind,), groups=members, collectives=table)
+
+
+def rounds(count: int, *, after: int = 0, ends: int = 100_000, ahead: int = 0) -> list[tuple[int, int]]:
+    first = range(PERIOD_NS, (count + 1) * PERIOD_NS, PERIOD_NS)
+    return [(begin + after + ahead, begin + ends + ahead) for begin in first]
+
+
+def offsets(ranks: Sequence[RankTrace]) -> list[int | None]:
+    return [clock.offset_ns for clock in matched_on_one_clock(ranks)[0].hosts]
+
+
+def matches(ranks: Sequence[RankTrace]) -> list[GroupMatch]:
+    return matched_on_one_clock(ranks)[1]
+
+
+@pytest.mark.parametrize("noise_ns", [0, 5_000])
+def test_equal_sequences_of_equal_collectives_are_matched_in_order(noise_ns: int) -> None:
+    """With a constant period, every shift fits as well; only the order tells."""
+    random = np.random.default_rng(1)
+    ranks = []
+    for number in range(2):
+        ahead = OFFSET_NS * number
+        times = [(start, end + int(random.integers(0, noise_ns + 1))) for start, end in rounds(200, ahead=ahead)]
+        ranks.append(rank(number, times, host=f"n{number}"))
+    assert offsets(ranks) == [0, pytest.approx(OFFSET_NS, abs=noise_ns)]
+    assert matches(ranks)[0].method == "order"
+
+
+def test_windows_of_periodic_collectives_that_differ_in_length_are_ambiguous() -> None:
+    ranks = [rank(0, rounds(60), host="a"), rank(1, rounds(57, ahead=OFFSET_NS), host="b")]
+    assert offsets(ranks) == [0, None]
+
+
+def test_one_common_collective_shows_no_offset() -> None:
+    ranks = [rank(0, rounds(1), host="a"), rank(1, rounds(1, ends=140_000), host="b")]
+    assert offsets(ranks) == [0, None]
+
+
+def test_collectives_that_do_not_synchronize_show_neither_clocks_nor_waits() -> None:
+    """The root of a broadcast leaves it before the others enter."""
+    root = rounds(20, ends=10_000)
+    others = rounds(20, after=100_000, ends=110_000)
+    apart = [rank(0, root, kind="broadcast", host="a"), rank(1, others, kind="broadcast", host="b")]
+    assert offsets(apart) == [0, None]
+    together = [rank(0, root, kind="broadcast", host="a"), rank(1, others, kind="broadcast", host="a")]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(together)], "job")
+    assert len(found.collectives) == 20
+    for line in found.collectives:
+        assert line.start_skew_ns == 100_000
+        assert (line.last_rank, line.late_ns, line.wait_ns, line.transfer_ns) == (None, None, None, None)
+    assert [line.wait_ns for line in found.ranks] == [None, None]
+    assert found.collective_kinds[0].bus_bytes_per_s is None
+
+
+def test_a_trace_without_collectives_leaves_the_other_clocks_alone() -> None:
+    empty = RankTrace(0, 3, "a", "", False, 0, 0, 0, 0, why="its trace is incomplete")
+    ranks = [empty, rank(1, rounds(20), host="b", of=3), rank(2, rounds(20, ahead=OFFSET_NS), host="c", of=3)]
+    clocks, found = matched_on_one_clock(ranks)
+    assert clocks.offsets(3) == [None, 0, OFFSET_NS]
+    assert found[0].rows.shape == (20, 3)
+
+
+def test_two_machines_with_one_name_are_told_apart_by_their_clocks() -> None:
+    ranks = [rank(0, rounds(20), host="localhost"), rank(1, rounds(20, ahead=30 * PERIOD_NS), host="localhost")]
+    clocks, found = matched_on_one_clock(ranks)
+    assert clocks.apart
+    assert clocks.offsets(2) == [0, 30 * PERIOD_NS]
+    assert not found[0].impossible.any()
+
+
+def test_ranks_that_overlap_two_groups_are_not_called_behind() -> None:
+    """Each rank is in two collectives at once, entered in a different order."""
+    own: list[list[tuple[int, int]]] = [[], []]
+    for begin in range(PERIOD_NS, 7 * PERIOD_NS, PERIOD_NS):
+        own[0] += [(begin, begin + 100_000), (begin + 60_000, begin + 200_000)]
+        own[1] += [(begin + 20_000, begin + 200_000), (begin + 50_000, begin + 100_000)]
+    ranks = [rank(0, own[0], host="a", groups=("tp", "dp")), rank(1, own[1], host="a", groups=("dp", "tp"))]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    late = {(line.group, line.last_rank, line.start_skew_ns) for line in found.collectives}
+    assert late == {("tp", 1, 50_000), ("dp", 0, 40_000)}
+    assert {line.cause for line in found.collectives} == {""}
