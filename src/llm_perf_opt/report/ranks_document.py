@@ -225,7 +225,7 @@ def _lost(lines: Sequence[CollectiveLine], count: int) -> Table:
     columns = [Column("index", number=True), Column("kind"), *numbers("size"), Column("problem")]
     table = Table("unmatched", f"Missing or mismatched: {len(lines)} of {count:,}", columns)
     for line in lines:
-        words = [f"missing on rank {', '.join(map(str, line.missing))}"] if line.missing else []
+        words = [f"missing on rank {_ranges(line.missing)}"] if line.missing else []
         words += ["ranks disagree on kind or size"] if line.mismatched else []
         table.add(count_cell(line.index), line.kind, _size(line.bytes), ", ".join(words))
     return table

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llm_perf_opt.analysis.ranks.kinds import SYNCHRONIZING
+from llm_perf_opt.analysis.ranks.kinds import SYNCHRONIZING, UNEVEN
 from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS, ENOUGH, GroupMatch, gathered, match_collectives
 from llm_perf_opt.analysis.ranks.rank_trace import Occurrences, RankGroup, RankTrace
 from llm_perf_opt.analysis.stats import least_values, percentile
@@ -231,9 +231,10 @@ def _densest(values: Int64, count: int) -> tuple[int, int]:
 
 
 def _codes(trace: RankTrace, table: Occurrences, codes: dict[tuple[str, int], int]) -> Int64:
-    """Return a number per collective that is the same for the same kind and size."""
-    pairs = zip(table.kind.tolist(), table.size_bytes.tolist(), strict=True)
-    return np.array([codes.setdefault((trace.names[kind], size), len(codes)) for kind, size in pairs], np.int64)
+    """Return a number per collective that is the same for the same kind and size, where ranks have the same."""
+    pairs = zip((trace.names[kind] for kind in table.kind.tolist()), table.size_bytes.tolist(), strict=True)
+    keys = [(kind, -1 if kind in UNEVEN else size) for kind, size in pairs]
+    return np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
 
 
 def _median(values: Int64) -> int:

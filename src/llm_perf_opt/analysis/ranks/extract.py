@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.ranks.rank_trace import (
     OUTSIDE,
     Causes,
     Intervals,
+    NameIndex,
     Occurrences,
     RankStep,
     RankTrace,
@@ -54,8 +55,8 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
         step=_steps_of(found, stages, units),
     )
     return RankTrace(
-        rank=_number(trace, "rank"),
-        world_size=_number(trace, "world_size") or 0,
+        rank=stated_number(trace, "rank"),
+        world_size=stated_number(trace, "world_size") or 0,
         host=trace.facts.get("host_name", ""),
         device=_device(trace),
         on_device=bool(comm.any()),
@@ -74,12 +75,8 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
     )
 
 
-class _Names(dict[str, int]):
-    """Name → its index; a new name gets the next one."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = len(self)
-        return self[name]
+class _Names(NameIndex):
+    """Names of a trace and their indices."""
 
     def codes(self, trace: Trace, column: Int64 | Int32) -> Int64:
         """Return the indices of names of the trace."""
@@ -147,7 +144,8 @@ def _base(trace: Trace) -> int:
     return base if base < _LATEST_NS else 0
 
 
-def _number(trace: Trace, key: str) -> int | None:
+def stated_number(trace: Trace, key: str) -> int | None:
+    """Return the `rank` or the `world_size` that a trace states."""
     text = trace.facts.get(f"distributed_{key}", "")
     return int(text) if text.isdecimal() and len(text) < 10 else None
 

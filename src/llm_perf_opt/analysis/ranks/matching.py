@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.kinds import POINT_TO_POINT, SYNCHRONIZING, UNEVEN
-from llm_perf_opt.analysis.ranks.rank_trace import RankGroup, RankTrace
+from llm_perf_opt.analysis.ranks.rank_trace import NameIndex, RankGroup, RankTrace
 from llm_perf_opt.traces.events import Bool, Int64
 from llm_perf_opt.traces.nesting import NONE
 
@@ -66,12 +66,6 @@ class _Sequence:
         return len(self.rows)
 
 
-class _Kinds(dict[str, int]):
-    def __missing__(self, name: str) -> int:
-        self[name] = len(self)
-        return self[name]
-
-
 def match_collectives(
     ranks: Sequence[RankTrace], offsets: Sequence[int | None], hosts: Sequence[int], tolerance_ns: int = 0
 ) -> list[GroupMatch]:
@@ -79,7 +73,7 @@ def match_collectives(
 
     Offsets put the ranks on one clock; None if a rank's is unknown: then it can be compared with ranks of its host alone.
     """
-    kinds = _Kinds()
+    kinds = NameIndex()
     groups: dict[RankGroup, list[_Sequence]] = {}
     for index, trace in enumerate(ranks):
         code = np.array([kinds[name] for name in trace.names], np.int64)

@@ -12,6 +12,14 @@ LEFT_LATE = "(already behind)"
 """The rank was behind already when it left the collective before."""
 
 
+class NameIndex(dict[str, int]):
+    """Name → its index; a new name gets the next one."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = len(self)
+        return self[name]
+
+
 @dataclass(frozen=True)
 class Occurrences(Columns):
     """The collectives of one rank, sorted by start. Times are on the clock of the rank's host."""

@@ -18,9 +18,9 @@ from llm_perf_opt.analysis.ranks.document import (
 )
 from llm_perf_opt.analysis.ranks.kind_table import kind_lines
 from llm_perf_opt.analysis.ranks.problems import named_ranks, rank_problems
-from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, RankTrace
+from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, NameIndex, RankTrace
 from llm_perf_opt.analysis.ranks.timeline import shared_ns, without
-from llm_perf_opt.analysis.ranks.waits import WHY, CauseNames, GroupWaits, LateCauses, group_waits, late_causes, preceding
+from llm_perf_opt.analysis.ranks.waits import WHY, GroupWaits, LateCauses, group_waits, late_causes, preceding
 from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.analysis.trace.intervals import union_blocks
 from llm_perf_opt.traces.events import Int64
@@ -44,7 +44,7 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     numbers = [entry.rank for entry in files]
     clocks, matches = matched_on_one_clock(ranks)
     waits = [group_waits(ranks, match, clocks) for match in matches]
-    names, before = CauseNames(), preceding(ranks, waits)
+    names, before = NameIndex(), preceding(ranks, waits)
     causes = [late_causes(ranks, group, before, names) for group in waits]
     lines = _collectives(ranks, numbers, waits, causes, list(names))
     return RanksAnalysis(

@@ -7,7 +7,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.ranks.clocks import Clocks
 from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS, GroupMatch, gathered
-from llm_perf_opt.analysis.ranks.rank_trace import DEVICE_IDLE, LEFT_LATE, RankTrace
+from llm_perf_opt.analysis.ranks.rank_trace import DEVICE_IDLE, LEFT_LATE, NameIndex, RankTrace
 from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.traces.events import Bool, Columns, Int64, UInt8
 from llm_perf_opt.traces.nesting import NONE
@@ -69,7 +69,7 @@ def group_waits(ranks: Sequence[RankTrace], match: GroupMatch, clocks: Clocks) -
     late = arrived - entered[every, order[:, -2]] if entered.shape[1] > 1 else np.zeros(len(start), np.int64)
     skew = arrived - start.min(axis=1)
     residual, several = _residuals(match, known, clocks, len(ranks))
-    why = _why(ranks, match, np.where(several, _unknown(match, known, offsets), False), skew < residual)
+    why = _why(ranks, match, several & _unknown(match, known, offsets), skew < residual)
     timed = why == KNOWN
     why = np.where(timed & ~match.synchronizing, LEAVES_EARLY, why)
     sure = why == KNOWN
@@ -161,15 +161,7 @@ class LateCauses(Columns):
     """Whether it is time of the device."""
 
 
-class CauseNames(dict[str, int]):
-    """Name → its index over all ranks."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = len(self)
-        return self[name]
-
-
-def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64], names: CauseNames) -> LateCauses:
+def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64], names: NameIndex) -> LateCauses:
     """Return, per collective with a last rank, the operator with the largest excess over the mean of the other ranks.
 
     If the device of the last rank was idle for longer, the host decides: its operator with the largest excess. If the rank was
