@@ -91,7 +91,8 @@ def _in_folder(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
         )
     kept = set(traces)
     others = [file.name for file in files if file not in kept]
-    notes = (f"not traces, and not read: {', '.join(others[:_MOST_NAMED])}{' …' if len(others) > _MOST_NAMED else ''}",) if others else ()
+    more = " …" if len(others) > _MOST_NAMED else ""
+    notes = (f"not traces, and not read: {', '.join(others[:_MOST_NAMED])}{more}",) if others else ()
     return traces, notes
 
 
