@@ -208,8 +208,8 @@ def _worst(lines: Sequence[CollectiveLine], count: int) -> Table:
             _time(line.transfer_ns, why),
             why if line.last_rank is None else count_cell(line.last_rank),
             _time(line.late_ns, why),
-            _cause(line.cause, line.cause_on),
-            _time(line.cause_ns, _NO_CAUSE),
+            why if line.last_rank is None else _cause(line.cause, line.cause_on),
+            _time(line.cause_ns, why if line.last_rank is None else _NO_CAUSE),
         )
     return table
 
@@ -259,7 +259,7 @@ def _steps(lines: Sequence[RankStepLine], top: int) -> Table:
             _time(line.wait_ns, _UNKNOWN),
             _NO_STRAGGLER if line.straggler is None else count_cell(line.straggler),
             _time(line.late_ns, _NO_STRAGGLER),
-            name_cell(line.cause) if line.cause else _NO_CAUSE,
+            _NO_STRAGGLER if line.straggler is None else _cause(line.cause, ""),
         )
     return table
 

@@ -194,7 +194,7 @@ def _read_in_children(files: Sequence[Path], processes: int, use_cache: bool, wi
 def _environment() -> dict[str, str]:
     """Return the environment of a child: this package from where this process has it, and one thread per child."""
     package = str(Path(__file__).parents[2])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**os.environ, **single, "PYTHONPATH": os.pathsep.join(paths)}
 
