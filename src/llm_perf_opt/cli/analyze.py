@@ -27,7 +27,9 @@ def analyze(
             autocompletion=complete_run,
         ),
     ],
-    top: Annotated[int, typer.Option(min=1, help="Number of rows of each long table in the terminal, such as kernels or collectives.")] = 15,
+    top: Annotated[
+        int, typer.Option(min=1, help="Number of rows of each long table in the terminal, such as kernels or collectives.")
+    ] = 15,
     modules_from: Annotated[
         Path | None,
         typer.Option(

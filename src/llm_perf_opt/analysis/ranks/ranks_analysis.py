@@ -238,7 +238,6 @@ def _divided(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: 
     return waited, shared_ns(trace.exposed, without(others, waiting))
 
 
-
 # --- steps and causes -------------------------------------------------------------------------------------------------
 
 
