@@ -23,8 +23,6 @@ from llm_perf_opt.core.errors import ParseError
 PATH = "/v1/traces"
 _MOST_BYTES = 64 * 2**20
 """The largest export, packed and unpacked. An exporter sends at most some hundred spans at a time, a kilobyte each."""
-_POLL_S = 0.05
-"""How long closing may take to be noticed."""
 _MOST_DIGITS = 12
 _POLL_S = 0.05
 """How long closing may take to be noticed."""
