@@ -36,14 +36,15 @@ _MOST_RUNS = 16
 _NO_TRACE = Missing("its trace is incomplete")
 _NO_CLOCK = Missing("the collectives do not show the offset of its clock")
 _UNKNOWN = Missing("the waiting is known for none of the collectives")
-_TIED = Missing("the last two ranks enter it closer together than the clocks can tell")
+_TIED = Missing("the last ranks enter it at the same time, or closer together than the clocks can tell")
 _NO_STRAGGLER = Missing("the last rank is known for none of its collectives")
 _NOT_STATED = Missing("the trace does not state it")
 BUDGET = (
     "Computing + waiting + transfer + undivided + idle = span. Waiting, transfer and undivided are exposed communication, in "
     "which a collective ran and nothing else computed: waiting until the last rank entered the collective, transfer after that, "
     "undivided where the entry of the last rank is unknown. Overlap is communication during computing. Last in is the number of "
-    "collectives that the rank was the last to enter, late how late it was in those before which it was not behind already."
+    "collectives that the rank was the last to enter. Delay is how far it fell behind the next to last rank since "
+    "the collective before, summed over these."
 )
 KINDS = (
     "Transfer is the time from the entry of the last rank until all have left, waiting that of all ranks that came earlier, "
@@ -102,8 +103,8 @@ def _summary(found: RanksAnalysis) -> list[Block]:
     worst = max(found.ranks, key=lambda line: line.newly_late_ns or 0)
     if worst.newly_late_ns and worst.last:
         words += (
-            f" Rank {worst.rank} was the last to enter {worst.last:,} of {len(found.collectives):,} collectives. Where it was "
-            f"not behind already, it was late by {duration(worst.newly_late_ns)} in total."
+            f" Rank {worst.rank} was the last to enter {worst.last:,} of {len(found.collectives):,} collectives and fell behind "
+            f"by {duration(worst.newly_late_ns)} in total."
         )
     return [Paragraph(words)]
 
@@ -113,7 +114,7 @@ def _time(ns: int | None, why: Missing = _NO_TRACE) -> Cell | Missing:
 
 
 def _budgets(ranks: Sequence[RankLine]) -> Table:
-    names = ("span", "computing", "waiting", "transfer", "undivided", "idle", "exposed", "overlap", "last in", "late")
+    names = ("span", "computing", "waiting", "transfer", "undivided", "idle", "exposed", "overlap", "last in", "delay")
     caption = "Budget of each rank (under the profiler)"
     table = Table("ranks", caption, [Column("rank"), *numbers(*names)], tools=True, foot=BUDGET)
     for line in ranks[:_MOST_RANKS]:
@@ -214,7 +215,7 @@ def _worst(lines: Sequence[CollectiveLine], count: int) -> Table:
     return table
 
 
-_NO_CAUSE = Missing("not explained: nothing that took longer than on the other ranks is half of it")
+_NO_CAUSE = Missing("not explained: below 5 µs, or nothing that took longer than on the other ranks is half of it")
 
 
 def _cause(cause: str, where: str) -> Cell | Missing:
@@ -247,7 +248,7 @@ def _causes(lines: Sequence[CauseLine], count: int) -> Table:
 
 def _steps(lines: Sequence[RankStepLine], top: int) -> Table:
     shown = sorted(lines, key=lambda line: -(line.wait_ns or 0))[:top]
-    names = ("collectives", "wall, fastest", "wall, slowest", "waiting", "straggler", "late")
+    names = ("collectives", "wall, fastest", "wall, slowest", "waiting", "straggler", "delay")
     caption = f"Steps with the most waiting: {len(shown)} of {len(lines):,}"
     table = Table("rank-steps", caption, [Column("step"), *numbers(*names), Column("cause")], tools=True)
     for line in shown:
@@ -258,7 +259,7 @@ def _steps(lines: Sequence[RankStepLine], top: int) -> Table:
             *[cell(ns, duration) for ns in walls],
             _time(line.wait_ns, _UNKNOWN),
             _NO_STRAGGLER if line.straggler is None else count_cell(line.straggler),
-            _time(line.late_ns, _NO_STRAGGLER),
+            _time(line.newly_late_ns, _NO_STRAGGLER),
             _NO_STRAGGLER if line.straggler is None else _cause(line.cause, ""),
         )
     return table

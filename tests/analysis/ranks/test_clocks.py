@@ -1,6 +1,7 @@
 """Clocks and waits of collectives whose truth is known, made without traces."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,3 +115,62 @@ def test_ranks_that_overlap_two_groups_are_not_called_behind() -> None:
     late = {(line.group, line.last_rank, line.start_skew_ns) for line in found.collectives}
     assert late == {("tp", 1, 50_000), ("dp", 0, 40_000)}
     assert {line.cause for line in found.collectives} == {""}
+
+
+def test_windows_of_equal_length_that_begin_apart_are_aligned_by_their_ends() -> None:
+    """Both hosts recorded 60 equal collectives, but the second began three later."""
+    random = np.random.default_rng(3)
+    begins = np.cumsum(PERIOD_NS + random.integers(0, 400_000, 63)).tolist()
+    times = [(begin, begin + 100_000) for begin in begins]
+    later = [(start + OFFSET_NS, end + OFFSET_NS) for start, end in times[3:]]
+    ranks = [rank(0, times[:60], host="a"), rank(1, later, host="b")]
+    assert offsets(ranks) == [0, OFFSET_NS]
+    (match,) = matches(ranks)
+    assert (match.rows != -1).all(axis=1).sum() == 57
+
+
+def test_the_last_rank_is_unknown_if_one_of_another_host_is_as_late() -> None:
+    """The clock of the second host shows an offset with a residual of 20 µs."""
+    first = rounds(30)
+    noisy = [(start, end + 20_000 * (1 - index % 3)) for index, (start, end) in enumerate(first)]
+    late = {1: 60_000, 2: 55_000, 3: 57_000}
+    ranks = [
+        rank(0, first, host="a", of=4),
+        rank(1, [(start + late[1], end) for start, end in first], host="a", of=4),
+        rank(2, [(start + late[2], end) for start, end in noisy], host="b", of=4),
+        rank(3, [(start + late[3], end) for start, end in noisy], host="b", of=4),
+    ]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    assert found.hosts[1].residual_ns == 20_000
+    assert {line.start_skew_ns for line in found.collectives} == {60_000}
+    assert {line.last_rank for line in found.collectives} == {None}
+
+
+def test_collectives_whose_group_is_not_stated_are_not_matched_if_there_are_several() -> None:
+    unclear = RankGroup("", (), 0, unclear=True)
+    ranks = [replace(rank(number, rounds(5), host="a"), groups=(unclear,)) for number in range(2)]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    assert not found.collectives
+    assert [problem.id for problem in found.problems] == ["unclear_groups"]
+    assert [(line.wait_ns, line.undivided_ns) for line in found.ranks] == [(None, line.exposed_comm_ns) for line in found.ranks]
+
+
+def test_given_ranks_are_taken_to_be_all_if_no_trace_states_their_number() -> None:
+    ranks = [
+        replace(rank(number, rounds(5, after=1_000 * number), host="a"), world_size=0, groups=(RankGroup(""),))
+        for number in range(3)
+    ]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    assert {(line.start_skew_ns, line.last_rank, line.wait_ns) for line in found.collectives} == {(2_000, 2, 3_000)}
+    assert [problem.id for problem in found.problems] == ["size_not_stated"]
+
+
+def test_only_the_delay_since_the_collective_before_is_new() -> None:
+    """Rank 1 leaves every collective 10 µs later and enters the next as much later, but the third 40 µs later."""
+    first = rounds(5)
+    second = [(start + (40_000 if index == 2 else 10_000), end + 10_000) for index, (start, end) in enumerate(first)]
+    ranks = [rank(0, first, host="a"), rank(1, second, host="a")]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    assert [line.late_ns for line in found.collectives] == [10_000, 10_000, 40_000, 10_000, 10_000]
+    assert [line.newly_late_ns for line in found.collectives] == [10_000, 0, 30_000, 0, 0]
+    assert [line.newly_late_ns for line in found.ranks] == [0, 40_000]

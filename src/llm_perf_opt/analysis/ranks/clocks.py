@@ -27,6 +27,10 @@ _LEAST_ALIKE = 0.25
 """The share of these that must end with the same difference: a missing collective moves those after it."""
 _CLEARLY = 2
 """How many times wider the differences at every other shift must be."""
+_ENOUGH_TO_SHIFT, _MOST_COMPARED = 20, 1024
+"""How many collectives two equal sequences must have to be compared at other shifts, and how many of them are compared."""
+_MOST_ALIKE, _MUCH = 0.9, 4
+"""The share of their differences that are compared, and how many times closer they must be at another shift than in order."""
 _ALONE = "\0"
 """Begins the name of a host that is not known and has one rank."""
 _RESIDUAL = 0.95
@@ -168,7 +172,7 @@ def _longest(ranks: Sequence[RankTrace], members: Sequence[int]) -> dict[RankGro
     for index in members:
         counts = np.bincount(ranks[index].collectives.group, minlength=len(ranks[index].groups)).tolist()
         for group, count in zip(ranks[index].groups, counts, strict=True):
-            if group not in found or count > found[group][0]:
+            if not group.unclear and (group not in found or count > found[group][0]):
                 found[group] = (count, index)
     return found
 
@@ -190,13 +194,22 @@ def _first_difference(one: RankTrace, two: RankTrace, group: RankGroup) -> int |
         return _median(second.end_ns[right] - first.end_ns[left]) if len(left) else None
     codes: dict[tuple[str, int], int] = {}
     kinds = _codes(one, first, codes), _codes(two, second, codes)
-    if np.array_equal(*kinds):
+    if np.array_equal(*kinds) and not _fits_elsewhere(first.end_ns, second.end_ns, kinds[0]):
         return _median(second.end_ns - first.end_ns)
-    return _clearest(_at_shifts(first.end_ns, second.end_ns, *kinds))
+    return _clearest(_at_shifts(first.end_ns, second.end_ns, *kinds, _LEAST_ALIKE))
 
 
-def _at_shifts(first: Int64, second: Int64, kinds: Int64, others: Int64) -> list[tuple[int, int]]:
-    """Return, per shift between two sequences of ends, how close most differences are, and their median."""
+def _fits_elsewhere(first: Int64, second: Int64, kinds: Int64) -> bool:
+    """Return whether two equal sequences fit much better if one is shifted: then they are of different windows."""
+    if len(first) < _ENOUGH_TO_SHIFT:
+        return False
+    first, second, kinds = (column[:_MOST_COMPARED] for column in (first, second, kinds))
+    in_order, _ = _densest(second - first, math.ceil(_MOST_ALIKE * len(first)))
+    return min(_at_shifts(first, second, kinds, kinds, _MOST_ALIKE))[0] * _MUCH < in_order
+
+
+def _at_shifts(first: Int64, second: Int64, kinds: Int64, others: Int64, share: float) -> list[tuple[int, int]]:
+    """Return, per shift between two sequences of ends, how close this share of the differences are, and their median."""
     found = []
     shorter = min(len(first), len(second))
     for shift in range(-MOST_SHIFT, MOST_SHIFT + 1):
@@ -205,7 +218,7 @@ def _at_shifts(first: Int64, second: Int64, kinds: Int64, others: Int64) -> list
             continue
         alike = kinds[low:high] == others[low + shift : high + shift]
         differences = (second[low + shift : high + shift] - first[low:high])[alike]
-        least = max(LEAST_PAIRS, math.ceil(_LEAST_ALIKE * (high - low)))
+        least = max(LEAST_PAIRS, math.ceil(share * (high - low)))
         if len(differences) >= least:
             found.append(_densest(differences, least))
     return found

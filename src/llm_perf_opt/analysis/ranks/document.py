@@ -49,7 +49,7 @@ class RankLine(msgspec.Struct, frozen=True):
     undivided_ns: int | None = None
     """Exposed time in collectives whose waiting is unknown."""
     newly_late_ns: int | None = None
-    """The part of `late_ns` in collectives before which it was not behind already."""
+    """The part of `late_ns` that arose since the collectives before: what it was behind when it left them is not counted."""
     analysis: msgspec.Raw | None = None
     """The analysis of its trace alone."""
 
@@ -63,7 +63,7 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     """The larger of a rank's input and output."""
     ranks: list[int]
     start_skew_ns: int | None
-    """From the first to the last rank that entered it; None if unknown or below what the clocks can tell."""
+    """From the first to the last rank that entered it; None if unknown or below what the clocks of several hosts can tell."""
     last_rank: int | None
     """The rank that entered it last; None if the clocks cannot tell."""
     transfer_ns: int | None
@@ -91,6 +91,8 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     """Whether ranks disagree on kind or size."""
     why: str = ""
     """Why the waiting is unknown; empty if it is known."""
+    newly_late_ns: int | None = None
+    """The part of `late_ns` that arose since the collective before."""
 
 
 class CollectiveKindLine(msgspec.Struct, frozen=True):
@@ -132,11 +134,13 @@ class RankStepLine(msgspec.Struct, frozen=True):
     wait_ns: int | None
     """Waiting of all early ranks in its collectives, summed; None if it is known for none of them."""
     straggler: int | None
-    """The rank that made others wait longest; None if no rank was last in any of its collectives."""
+    """The rank that fell behind most; None if no rank was last in any of its collectives."""
     late_ns: int | None
     """How much later than the next to last rank it entered the collectives of the step, summed; None without a straggler."""
     cause: str
     """The operator with the most time among the causes; that it left a collective late only if there is no other."""
+    newly_late_ns: int | None = None
+    """The part of `late_ns` that arose since the collectives before."""
 
 
 class CauseLine(msgspec.Struct, frozen=True):

@@ -69,7 +69,7 @@ class _Sequence:
 def match_collectives(
     ranks: Sequence[RankTrace], offsets: Sequence[int | None], hosts: Sequence[int], tolerance_ns: int = 0
 ) -> list[GroupMatch]:
-    """Return the matched collectives of every group.
+    """Return the matched collectives of every group whose ranks are known.
 
     Offsets put the ranks on one clock; None if a rank's is unknown: then it can be compared with ranks of its host alone.
     """
@@ -84,8 +84,8 @@ def match_collectives(
     found = []
     for group, listed in groups.items():
         members = [member for member in listed if len(member)]
-        if not members:
-            continue
+        if not members or group.unclear or len(members) > (group.size or len(members)):
+            continue  # which ranks belong together is not known
         there = {member.trace for member in members}
         absent = [index for index, trace in enumerate(ranks) if trace.rank in group.ranks and index not in there]
         one_host = len({hosts[member.trace] for member in members}) == 1

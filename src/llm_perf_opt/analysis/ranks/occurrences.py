@@ -148,8 +148,9 @@ class _Groups:
         self._trace = trace
         self._listed = _listed_groups(trace.facts.get("distributed_groups", ""))
         members = set(self._listed.values())
-        only = members.pop() if len(members) == 1 else ()
-        self._unnamed = RankGroup("", only, len(only))
+        several = len(members) > 1
+        only = () if several or not members else members.pop()
+        self._unnamed = RankGroup("", only, len(only), several)
         self._known: dict[tuple[int, int, int], RankGroup] = {}
 
     def group(self, name: int, ranks: int, size: int) -> RankGroup:

@@ -24,7 +24,7 @@ def rank_problems(
 ) -> list[ProblemLine]:
     """Return all problems between ranks."""
     return [
-        *_absent_ranks(ranks, numbers),
+        *_absent_ranks(ranks, numbers, matches),
         *(
             _note("no_collectives", f"rank {number}: {trace.why}")
             for trace, number in zip(ranks, numbers, strict=True)
@@ -32,7 +32,7 @@ def rank_problems(
         ),
         *_clock_problems(ranks, numbers, clocks),
         *(problem for match in matches for problem in _match_problems(match, numbers, lines)),
-        *_unmatched(ranks),
+        *_unmatched(ranks, matches),
     ]
 
 
@@ -40,7 +40,7 @@ def _note(identity: str, what: str, remedy: str = "") -> ProblemLine:
     return ProblemLine(identity, what, fatal=False, remedy=remedy)
 
 
-def _absent_ranks(ranks: Sequence[RankTrace], numbers: Sequence[int]) -> Iterator[ProblemLine]:
+def _absent_ranks(ranks: Sequence[RankTrace], numbers: Sequence[int], matches: Sequence[GroupMatch]) -> Iterator[ProblemLine]:
     world = {trace.world_size for trace in ranks if trace.world_size}
     if len(world) > 1:
         sizes = ", ".join(str(size) for size in sorted(world))
@@ -48,6 +48,9 @@ def _absent_ranks(ranks: Sequence[RankTrace], numbers: Sequence[int]) -> Iterato
     elif world and max(world) > len(numbers):
         what = f"{len(numbers)} of the job's {max(world):,} ranks are given: the last to enter a collective may be another one"
         yield _note("ranks_not_given", what, "Give the traces of all ranks.")
+    elif not world and any(not match.group.size for match in matches):
+        what = f"the traces do not state how many ranks the job has: the {len(numbers)} that are given are taken to be all"
+        yield _note("size_not_stated", what)
 
 
 def _clock_problems(ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: Clocks) -> Iterator[ProblemLine]:
@@ -92,14 +95,20 @@ def _match_problems(match: GroupMatch, numbers: Sequence[int], lines: Sequence[C
         yield _note("impossible_order", what, remedy)
 
 
-def _unmatched(ranks: Sequence[RankTrace]) -> Iterator[ProblemLine]:
-    count = sum(
-        int(np.isin(trace.collectives.kind, [place for place, name in enumerate(trace.names) if name in POINT_TO_POINT]).sum())
-        for trace in ranks
-    )
-    if count:
-        what = f"{count:,} transfers between two ranks (send, recv), or kernels that may be such, are not matched"
+def _unmatched(ranks: Sequence[RankTrace], matches: Sequence[GroupMatch]) -> Iterator[ProblemLine]:
+    matched = {match.group for match in matches}
+    pairs = unclear = 0
+    for trace in ranks:
+        of_two = np.isin(trace.collectives.kind, [place for place, name in enumerate(trace.names) if name in POINT_TO_POINT])
+        groups = [place for place, group in enumerate(trace.groups) if group not in matched]
+        pairs += int(of_two.sum())
+        unclear += int((np.isin(trace.collectives.group, groups) & ~of_two).sum())
+    if pairs:
+        what = f"{pairs:,} transfers between two ranks (send, recv), or kernels that may be such, are not matched"
         yield _note("point_to_point", what)
+    if unclear:
+        what = f"{unclear:,} collectives are not matched: the traces do not state which ranks form their process group"
+        yield _note("unclear_groups", what)
 
 
 def named_ranks(numbers: Sequence[int]) -> str:

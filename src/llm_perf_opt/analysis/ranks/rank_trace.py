@@ -69,6 +69,8 @@ class RankGroup:
     """Empty if unknown."""
     size: int = 0
     """0 if unknown."""
+    unclear: bool = False
+    """Whether the rank is in several groups and the trace does not state which one this is."""
 
 
 @dataclass(frozen=True)

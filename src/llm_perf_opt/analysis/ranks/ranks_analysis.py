@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -107,17 +108,24 @@ def _collectives(
     return [msgspec.structs.replace(line, index=index) for index, (_, _, line) in enumerate(ordered)]
 
 
-def _cause(causes: LateCauses, row: int, names: Sequence[str]) -> tuple[str, int | None, str]:
-    name = int(causes.name[row])
+class _Cause(NamedTuple):
+    """What made the last rank of a collective late."""
+
+    name: str
+    ns: int | None
+    where: str
+    newly_ns: int
+
+
+def _cause(causes: LateCauses, row: int, names: Sequence[str]) -> _Cause:
+    name, newly = int(causes.name[row]), int(causes.newly_ns[row])
     if name == NONE:
-        return "", None, ""
+        return _Cause("", None, "", newly)
     where = "" if names[name] == LEFT_LATE else "device" if causes.on_device[row] else "host"
-    return names[name], int(causes.ns[row]), where
+    return _Cause(names[name], int(causes.ns[row]), where, newly)
 
 
-def _collective(
-    numbers: Sequence[int], group: GroupWaits, row: int, step: str, cause: tuple[str, int | None, str]
-) -> CollectiveLine:
+def _collective(numbers: Sequence[int], group: GroupWaits, row: int, step: str, cause: _Cause) -> CollectiveLine:
     match = group.match
     there = group.known[row].tolist()
     who = [numbers[index] for index in match.ranks.tolist()]
@@ -136,12 +144,13 @@ def _collective(
         wait_ns=_or_none(group.wait_ns[row]),
         late_ns=int(group.late_ns[row]) if known else None,
         step=step,
-        cause=cause[0],
-        cause_ns=cause[1],
-        cause_on=cause[2],
+        cause=cause.name,
+        cause_ns=cause.ns,
+        cause_on=cause.where,
         missing=[rank for rank, present in zip(who, there, strict=True) if not present],
         mismatched=bool(match.mismatched[row]),
         why=WHY[int(group.why[row])],
+        newly_late_ns=cause.newly_ns if known else None,
     )
 
 
@@ -201,7 +210,7 @@ def _ranks(
 
 
 def _lateness(lines: Sequence[CollectiveLine]) -> dict[int, tuple[int, int, int]]:
-    """Return, per rank with collectives whose waiting is known: how often it was the last, how late, and how much of it newly."""
+    """Return, per rank with collectives whose waiting is known: how often it was last, how late, how much newly."""
     found: dict[int, list[int]] = {}
     for line in lines:
         if line.wait_ns is None:
@@ -212,7 +221,7 @@ def _lateness(lines: Sequence[CollectiveLine]) -> dict[int, tuple[int, int, int]
             mine, late = found[line.last_rank], line.late_ns or 0
             mine[0] += 1
             mine[1] += late
-            mine[2] += late if line.cause != LEFT_LATE else 0
+            mine[2] += line.newly_late_ns or 0
     return {rank: (last, late, anew) for rank, (last, late, anew) in found.items()}
 
 
@@ -256,10 +265,12 @@ def _steps(ranks: Sequence[RankTrace], numbers: Sequence[int], lines: Sequence[C
 
 def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> RankStepLine:
     late: Counter[int] = Counter()
+    newly: Counter[int] = Counter()
     for line in lines:
         if line.last_rank is not None:
             late[line.last_rank] += line.late_ns or 0
-    straggler = late.most_common(1)[0][0] if late else None
+            newly[line.last_rank] += line.newly_late_ns or 0
+    straggler = max(late, key=lambda rank: (newly[rank], late[rank]), default=None)
     causes: Counter[tuple[bool, str]] = Counter()
     for line in lines:
         if line.last_rank == straggler and line.cause:
@@ -273,6 +284,7 @@ def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> R
         wait_ns=_sum(line.wait_ns for line in lines),
         straggler=straggler,
         late_ns=late[straggler] if straggler is not None else None,
+        newly_late_ns=newly[straggler] if straggler is not None else None,
         cause=worst[1],
     )
 

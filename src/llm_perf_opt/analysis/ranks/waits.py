@@ -15,14 +15,15 @@ from llm_perf_opt.traces.nesting import NONE
 _BEFORE, _AFTER = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
 _CHUNK = 4096
 """Collectives whose causes are held in memory at once."""
-KNOWN, NO_SIZE, INCOMPLETE, NO_CLOCK, IMPOSSIBLE, BELOW, LEAVES_EARLY = range(7)
+KNOWN, NO_SIZE, INCOMPLETE, MISMATCHED, NO_CLOCK, IMPOSSIBLE, BELOW, LEAVES_EARLY = range(8)
 WHY = (
     "",
-    "the traces do not state how many ranks take part",
+    "the traces disagree on the number of ranks",
     "not every rank of the group has it in a trace that is given",
+    "the ranks disagree on its kind or size",
     "the collectives do not show the offset of a clock",
     "it ends on one rank before another has entered it: the clocks or the match are wrong",
-    "the ranks enter it closer together than the clocks can tell",
+    "the ranks enter it closer together than the clocks of their hosts can tell",
     "a rank may leave this kind of collective before others enter it",
 )
 """Why the waiting in a collective is unknown, by code."""
@@ -44,6 +45,8 @@ class GroupWaits:
     """-1 if it is unknown or below what the clocks can tell."""
     last: Int64
     """Index of the last trace, or -1."""
+    next_to_last: Int64
+    """Column of the rank that entered before it; -1 if there is no other."""
     late_ns: Int64
     """0 if the last rank is unknown."""
     transfer_ns: Int64
@@ -64,18 +67,17 @@ def group_waits(ranks: Sequence[RankTrace], match: GroupMatch, clocks: Clocks) -
     end = gathered([table.end_ns - by for table, by in zip(tables, shifts, strict=True)], match.rows, _BEFORE)
     entered = np.where(known, start, _BEFORE)
     order = np.argsort(entered, axis=1, kind="stable")
-    every = np.arange(len(start))
-    arrived = entered[every, order[:, -1]]
-    late = arrived - entered[every, order[:, -2]] if entered.shape[1] > 1 else np.zeros(len(start), np.int64)
+    arrived = entered.max(axis=1)
+    pairs = entered.shape[1] > 1
+    late = arrived - np.take_along_axis(entered, order[:, -2:-1], axis=1)[:, 0] if pairs else np.zeros(len(start), np.int64)
     skew = arrived - start.min(axis=1)
     residual, several = _residuals(match, known, clocks, len(ranks))
     why = _why(ranks, match, several & _unknown(match, known, offsets), skew < residual)
     timed = why == KNOWN
     why = np.where(timed & ~match.synchronizing, LEAVES_EARLY, why)
     sure = why == KNOWN
-    tied = ~sure | (late < _between(match, order, clocks, residual, len(ranks))) | (late == 0)
+    tied = ~sure | (late == 0) | (_lead_over_other_hosts(match, entered, order[:, -1], clocks, len(ranks)) < residual)
     waits = np.where(known, np.minimum(arrived[:, None], end) - start, 0).sum(axis=1)
-    moved = sure | ((why == BELOW) & ~several & match.synchronizing)
     return GroupWaits(
         match=match,
         start_ns=start,
@@ -84,8 +86,9 @@ def group_waits(ranks: Sequence[RankTrace], match: GroupMatch, clocks: Clocks) -
         arrived_ns=arrived,
         skew_ns=np.where(timed, skew, -1),
         last=np.where(tied, NONE, match.ranks[order[:, -1]]),
+        next_to_last=order[:, -2] if pairs else np.full(len(start), NONE, np.int64),
         late_ns=np.where(tied, 0, late),
-        transfer_ns=np.where(moved, np.maximum(end.max(axis=1) - arrived, 0), -1),
+        transfer_ns=np.where(sure, np.maximum(end.max(axis=1) - arrived, 0), -1),
         wait_ns=np.where(sure, np.maximum(waits, 0), -1),
         why=why,
     )
@@ -98,6 +101,7 @@ def _why(ranks: Sequence[RankTrace], match: GroupMatch, unknown: Bool, below: Bo
     reasons = (
         (np.full(len(there), not size, np.bool_), NO_SIZE),
         (there < size, INCOMPLETE),
+        (match.mismatched, MISMATCHED),
         (unknown, NO_CLOCK),
         (match.impossible, IMPOSSIBLE),
         (below, BELOW),
@@ -109,8 +113,11 @@ def _why(ranks: Sequence[RankTrace], match: GroupMatch, unknown: Bool, below: Bo
 
 
 def _world_size(ranks: Sequence[RankTrace]) -> int:
-    """Return the number of ranks of the job, which collectives without a named group have; 0 if the traces do not agree on it."""
-    sizes = {trace.world_size for trace in ranks if trace.world_size}
+    """Return the number of ranks of the job, which collectives without a named group have; 0 if the traces disagree.
+
+    If no trace states it, those that are given are taken to be all.
+    """
+    sizes = {trace.world_size for trace in ranks if trace.world_size} or {len(ranks)}
     return sizes.pop() if len(sizes) == 1 else 0
 
 
@@ -127,23 +134,22 @@ def _host_of(match: GroupMatch, clocks: Clocks, ranks: int) -> Int64:
 def _residuals(match: GroupMatch, known: Bool, clocks: Clocks, ranks: int) -> tuple[Int64, Bool]:
     """Return, per collective, how well the clocks of its ranks agree, and whether they are on several hosts.
 
-    Between hosts, it is the two largest residuals together, and never less than between processes of one host.
+    Between hosts, it is the two largest residuals together. The clock of one host is taken as it is.
     """
     hosts = _host_of(match, clocks, ranks)
     present = np.stack([known[:, hosts == number].any(axis=1) for number in range(len(clocks.hosts))], axis=1)
     found = np.where(present, np.array([clock.residual_ns for clock in clocks.hosts], np.int64), 0)
     worst = np.sort(found, axis=1)[:, -2:].sum(axis=1)
     several: Bool = present.sum(axis=1) > 1
-    alone = known.sum(axis=1) < 2
-    return np.where(alone, 0, np.maximum(np.where(several, worst, 0), CLOCKS_AGREE_NS)), several
+    return np.where(several, worst, 0), several
 
 
-def _between(match: GroupMatch, order: Int64, clocks: Clocks, residual: Int64, ranks: int) -> Int64:
-    """Return the least lead of the last rank over the one before that the clocks can tell."""
-    if order.shape[1] < 2:
-        return np.zeros(len(order), np.int64)
+def _lead_over_other_hosts(match: GroupMatch, entered: Int64, last: Int64, clocks: Clocks, ranks: int) -> Int64:
+    """Return how much later the last rank entered than the last one of the other hosts."""
     host = _host_of(match, clocks, ranks)
-    return np.where(host[order[:, -1]] == host[order[:, -2]], CLOCKS_AGREE_NS, residual)
+    elsewhere = np.where(host[None, :] == host[last][:, None], _BEFORE, entered).max(axis=1)
+    lead: Int64 = entered.max(axis=1) - elsewhere
+    return lead
 
 
 # --- what made the last rank late -------------------------------------------------------------------------------------
@@ -159,6 +165,8 @@ class LateCauses(Columns):
     """How much longer it took on the last rank than on the others on average, at most as much as the rank was late."""
     on_device: "UInt8"
     """Whether it is time of the device."""
+    newly_ns: "Int64"
+    """The part of the lateness that arose since the collective before."""
 
 
 def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64], names: NameIndex) -> LateCauses:
@@ -166,19 +174,21 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
 
     If the device of the last rank was idle for longer, the host decides: its operator with the largest excess. If the rank was
     behind by more than that when it left the collective before, that is the cause. What explains less than half of the lateness
-    is no cause. `before` is that of `preceding`.
+    is no cause, and lateness below what clocks can tell has none. `before` is that of `preceding`.
     """
     count = len(waits.arrived_ns)
-    found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8))
+    behind, behind_next = _behind(ranks, waits, before)
+    newly = waits.late_ns - np.clip(behind_next, 0, waits.late_ns)
+    found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8), newly)
     codes = [np.array([names[name] for name in ranks[index].names], np.int64) for index in waits.match.ranks.tolist()]
     idle = names[DEVICE_IDLE]
-    behind = _behind(ranks, waits, before)
-    late = np.flatnonzero((waits.last != NONE) & (behind > 0))
+    caused = (waits.last != NONE) & (waits.late_ns >= CLOCKS_AGREE_NS)
+    late = np.flatnonzero(caused & (behind > 0))
     found.name[late], found.ns[late] = names[LEFT_LATE], behind[late]
     on_host = np.array([not trace.on_device for trace in ranks], np.bool_)
     for low in range(0, count, _CHUNK):
         rows = np.arange(low, min(low + _CHUNK, count))
-        rows = rows[waits.last[rows] != NONE]
+        rows = rows[caused[rows]]
         _set_causes(ranks, waits, rows, codes, 1, found)
         idling = rows[found.name[rows] == idle]
         idle_ns = found.ns[idling].copy()
@@ -187,7 +197,7 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
         _set_causes(ranks, waits, asked, codes, 0, found)
         found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, found.ns[idling])
     explained = 2 * found.ns >= waits.late_ns
-    return LateCauses(np.where(explained, found.name, NONE), np.minimum(found.ns, waits.late_ns), found.on_device)
+    return LateCauses(np.where(explained, found.name, NONE), np.minimum(found.ns, waits.late_ns), found.on_device, newly)
 
 
 def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[Int64]:
@@ -210,8 +220,11 @@ def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[I
     return found
 
 
-def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> Int64:
-    """Return how much later than the others on average the last rank left the collective before; 0 if they differ in it."""
+def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> tuple[Int64, Int64]:
+    """Return how much later the last rank left the collective before: than the others on average, and than the next to last.
+
+    Each is 0 where the ranks differ in the collective before.
+    """
     left: Int64 = np.zeros_like(waits.end_ns)
     which: Int64 = np.full_like(waits.end_ns, NONE)
     for column, index in enumerate(waits.match.ranks.tolist()):
@@ -219,13 +232,14 @@ def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int6
         rows, ends = waits.match.rows[there, column], ranks[index].collectives.end_ns
         which[there, column] = before[index][rows]
         left[there, column] = ends[np.maximum(rows - 1, 0)] + (waits.end_ns[there, column] - ends[rows])  # on the common clock
-    same = (which == which.max(axis=1, initial=NONE)[:, None]) & (which != NONE)
-    usable = (waits.last != NONE) & (same | ~waits.known).all(axis=1)
-    place = np.searchsorted(waits.match.ranks, np.maximum(waits.last, 0))
-    own = left[np.arange(len(left)), np.minimum(place, len(waits.match.ranks) - 1)]
+    every = np.arange(len(left))
+    place = np.minimum(np.searchsorted(waits.match.ranks, np.maximum(waits.last, 0)), len(waits.match.ranks) - 1)
+    known = (waits.last != NONE) & (which[every, place] != NONE)
+    same = (which == which[every, place][:, None]) | ~waits.known
+    behind = np.where(waits.known, left[every, place][:, None] - left, 0)
     others = np.maximum(waits.known.sum(axis=1) - 1, 1)
-    difference = np.where(waits.known, own[:, None] - left, 0).sum(axis=1) // others
-    return np.where(usable, difference, 0)
+    mean = np.where(known & same.all(axis=1), behind.sum(axis=1) // others, 0)
+    return mean, np.where(known & same[every, waits.next_to_last], behind[every, waits.next_to_last], 0)
 
 
 def _set_causes(
