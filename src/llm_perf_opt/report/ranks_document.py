@@ -33,6 +33,8 @@ from llm_perf_opt.report.text import bytes_per_s, duration, memory_size, percent
 TOP = 15
 _MOST_RANKS = 64
 _MOST_RUNS = 16
+_WORTH_NAMING = 0.01
+"""The least share of its time by which a rank must fall behind to be named in the summary."""
 _NO_TRACE = Missing("its trace is incomplete")
 _NO_CLOCK = Missing("the collectives do not show the offset of its clock")
 _UNKNOWN = Missing("the waiting is known for none of the collectives")
@@ -53,7 +55,9 @@ KINDS = (
 )
 LATE = (
     "Late is how much later than the next to last rank it entered the collectives that it was the last to enter. The cause is "
-    "what took longest, compared with the mean of the other ranks, since the collective before; it explains at least half."
+    "what took longest, compared with the mean of the other ranks, since the collective before; it explains at least half. "
+    "(no operator) is Python and everything else that is not recorded; (already behind) means that the rank left the collective "
+    "before later than the others."
 )
 
 
@@ -89,22 +93,22 @@ def _summary(found: RanksAnalysis) -> list[Block]:
     exposed = sum(line.exposed_comm_ns or 0 for line in found.ranks)
     if not sum(spans):
         return []
-    words = f"Exposed communication is {percent(exposed / sum(spans))} of the time of all ranks"
+    words = f"Exposed communication is {percent(exposed / sum(spans))} of the time of all ranks: "
     parts = [
-        f"{percent(sum(known) / sum(spans))} is {what}"
+        f"{percent(sum(known) / sum(spans))} {what}"
         for what, times in (
             ("waiting for others", [line.wait_ns for line in found.ranks]),
             ("transfer", [line.transfer_ns for line in found.ranks]),
-            ("communication that is not divided into these", [line.undivided_ns or None for line in found.ranks]),
+            ("undivided", [line.undivided_ns or None for line in found.ranks]),
         )
         if (known := [ns for ns in times if ns is not None])
     ]
-    words = "; ".join([words, *parts]) + "."
+    words += ", ".join(parts) + "."
     worst = max(found.ranks, key=lambda line: line.newly_late_ns or 0)
-    if worst.newly_late_ns and worst.last:
+    if (worst.newly_late_ns or 0) >= _WORTH_NAMING * (worst.span_ns or 0) and worst.last:
         words += (
             f" Rank {worst.rank} was the last to enter {worst.last:,} of {len(found.collectives):,} collectives and fell behind "
-            f"by {duration(worst.newly_late_ns)} in total."
+            f"by {duration(worst.newly_late_ns or 0)} in total."
         )
     return [Paragraph(words)]
 
@@ -215,7 +219,7 @@ def _worst(lines: Sequence[CollectiveLine], count: int) -> Table:
     return table
 
 
-_NO_CAUSE = Missing("not explained: below 5 µs, or nothing that took longer than on the other ranks is half of it")
+_NO_CAUSE = Missing("nothing that took longer than on the other ranks explains half of it, or it is below 5 µs")
 
 
 def _cause(cause: str, where: str) -> Cell | Missing:

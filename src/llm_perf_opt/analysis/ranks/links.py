@@ -14,6 +14,8 @@ def bus_bandwidth(kind: str, size_bytes: int, transfer_ns: Maybe[float], match: 
     """Return the bytes per second that cross the busiest link, as nccl-tests counts them."""
     if not match.group.size:
         return Missing("the trace does not state the process group")
+    if match.group.size < 2:
+        return Missing("the group has one rank")
     factor = bus_factor(kind, match.group.size)
     if factor is None:
         return Missing(f"no bus bandwidth is defined for {kind}")

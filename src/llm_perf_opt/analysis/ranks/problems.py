@@ -31,7 +31,7 @@ def rank_problems(
             if trace.why
         ),
         *_clock_problems(ranks, numbers, clocks),
-        *(problem for match in matches for problem in _match_problems(match, numbers, lines)),
+        *(problem for match in matches for problem in _match_problems(match, ranks, numbers, lines)),
         *_unmatched(ranks, matches),
     ]
 
@@ -69,15 +69,16 @@ def _clock_problems(ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: 
             yield _note("no_common_collective", what, "Record the same collectives on all ranks.")
 
 
-def _match_problems(match: GroupMatch, numbers: Sequence[int], lines: Sequence[CollectiveLine]) -> Iterator[ProblemLine]:
+def _match_problems(
+    match: GroupMatch, ranks: Sequence[RankTrace], numbers: Sequence[int], lines: Sequence[CollectiveLine]
+) -> Iterator[ProblemLine]:
     group = f"group {match.group.name}: " if match.group.name else ""
-    lost = match.rows == NONE
-    if lost.any():
-        counts = [
-            f"rank {numbers[index]}: {int(column.sum()):,}"
-            for index, column in zip(match.ranks.tolist(), lost.T, strict=True)
-            if column.any()
-        ]
+    counts = [
+        f"rank {numbers[index]}: {int(column.sum()):,}"
+        for index, column in zip(match.ranks.tolist(), (match.rows == NONE).T, strict=True)
+        if column.any() and not ranks[index].why
+    ]
+    if counts:
         more = f" and {len(counts) - _MOST_NAMED} more ranks" if len(counts) > _MOST_NAMED else ""
         what = (
             f"{group}collectives of other ranks are missing ({', '.join(counts[:_MOST_NAMED])}{more}); matched by {match.method}"
@@ -86,7 +87,8 @@ def _match_problems(match: GroupMatch, numbers: Sequence[int], lines: Sequence[C
     if match.mismatched.any():
         first = next((line for line in lines if line.mismatched and line.group == match.group.name), None)
         which = "" if first is None else f", first: collective {first.index} ({first.kind})"
-        what = f"{group}ranks disagree on the kind or the size of {int(match.mismatched.sum()):,} collectives{which}"
+        share = f"{int(match.mismatched.sum()):,} of {len(match.rows):,}"
+        what = f"{group}ranks disagree on the kind or the size of {share} collectives{which}"
         yield _note("mismatched_collectives", what, "Check that all ranks run the same program on the same shapes.")
     if match.impossible.any():
         count = int(match.impossible.sum())

@@ -251,16 +251,17 @@ def _divided(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: 
 
 
 def _steps(ranks: Sequence[RankTrace], numbers: Sequence[int], lines: Sequence[CollectiveLine]) -> list[RankStepLine]:
-    """Return every step that has collectives, in order."""
-    walls: dict[str, list[int]] = {}
-    for trace in ranks:
+    """Return every step that has collectives, in order, with the time of the ranks that take part in them."""
+    walls: dict[str, dict[int, int]] = {}
+    for trace, number in zip(ranks, numbers, strict=True):
         for step in trace.steps:
-            walls.setdefault(f"{step.name} {step.number}", []).append(step.wall_ns)
+            walls.setdefault(f"{step.name} {step.number}", {})[number] = step.wall_ns
     mine: dict[str, list[CollectiveLine]] = {}
     for line in lines:
         if line.step:
             mine.setdefault(line.step, []).append(line)
-    return [_step(step, walls[step], found) for step, found in mine.items()]
+    taking_part = {step: {rank for line in found for rank in line.ranks} for step, found in mine.items()}
+    return [_step(step, [walls[step][rank] for rank in taking_part[step]], found) for step, found in mine.items()]
 
 
 def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> RankStepLine:
@@ -290,7 +291,7 @@ def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> R
 
 
 def _causes(lines: Sequence[CollectiveLine]) -> list[CauseLine]:
-    """Return what made each rank late, the most late time first."""
+    """Return what made each rank late, the most late time first; that it was behind already comes last."""
     found: dict[tuple[int, str, str], list[CollectiveLine]] = {}
     for line in lines:
         if line.last_rank is not None and line.cause:
@@ -301,7 +302,7 @@ def _causes(lines: Sequence[CollectiveLine]) -> list[CauseLine]:
         )
         for (rank, cause, where), mine in found.items()
     ]
-    return sorted(made, key=lambda line: (-line.late_ns, line.rank, line.cause))
+    return sorted(made, key=lambda line: (line.cause == LEFT_LATE, -line.late_ns, line.rank, line.cause))
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

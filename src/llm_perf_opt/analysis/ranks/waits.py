@@ -123,8 +123,8 @@ def _world_size(ranks: Sequence[RankTrace]) -> int:
 
 def _unknown(match: GroupMatch, known: Bool, offsets: Sequence[int | None]) -> Bool:
     """Return which collectives have a rank whose clock is unknown."""
-    found: Bool = (known & np.array([offsets[index] is None for index in match.ranks.tolist()], np.bool_)).any(axis=1)
-    return found
+    lost = np.array([offsets[index] is None for index in match.ranks.tolist()], np.bool_)
+    return np.asarray(known[:, lost].any(axis=1), np.bool_)
 
 
 def _host_of(match: GroupMatch, clocks: Clocks, ranks: int) -> Int64:
