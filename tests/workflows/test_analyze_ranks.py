@@ -25,22 +25,27 @@ def as_json(*words: str | Path) -> dict[str, Any]:
     return found
 
 
-def test_a_folder_a_pattern_and_files_give_the_same(tmp_path: Path) -> None:
+def test_a_folder_a_pattern_and_files_are_the_same_traces(tmp_path: Path) -> None:
     truth = write_job(tmp_path, Job(ranks=2, collectives=4))
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("x")
-    found = [as_json(tmp_path), as_json(tmp_path / "trace_rank*.json"), as_json(*reversed(truth.files))]
-    for each in found:
-        assert each.pop("source")
-    assert found[0] == found[1] == found[2]
-    ranks, collectives = found[0]["ranks"], found[0]["collectives"]
+    found, notes = traces_of([tmp_path])
+    assert found == traces_of([tmp_path / "trace_rank*.json"])[0] == traces_of(truth.files)[0] == truth.files
+    assert ["config.json" in note for note in notes] == [True]
+    in_any_order = [analyze_rank_files(files, "x", use_cache=False).document for files in (truth.files, truth.files[::-1])]
+    assert in_any_order[0] == in_any_order[1]
+
+
+def test_the_json_has_each_rank_with_the_analysis_of_its_trace(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=2, collectives=4))
+    found = as_json(tmp_path)
+    ranks, collectives = found["ranks"], found["collectives"]
     assert [line["rank"] for line in ranks] == [0, 1]
     assert set(ranks[0]) >= KEYS
     assert set(collectives[0]) >= COLLECTIVE_KEYS
     alone = as_json(truth.files[1])
     assert ranks[1]["analysis"] == alone
     assert (ranks[1]["busy_ns"], ranks[1]["idle_ns"]) == (alone["gpu"]["busy_ns"], alone["gpu"]["idle_ns"])
-    assert "config.json" in llm_perf("analyze", tmp_path).stderr
 
 
 def test_a_folder_with_one_trace_is_that_trace(tmp_path: Path) -> None:
@@ -49,6 +54,7 @@ def test_a_folder_with_one_trace_is_that_trace(tmp_path: Path) -> None:
     assert as_json(tmp_path)["gpu"]["busy_ns"] == truth.busy_ns[0]
 
 
+@pytest.mark.slow
 def test_pages_are_written_in_every_format(tmp_path: Path) -> None:
     write_job(tmp_path, Job(ranks=3, collectives=6, hosts=2, drop={1: [2]}, late={2: 50_000}))
     for ending, expected in ((".html", "<table"), (".md", "| rank |"), (".json", '"collectives"')):
