@@ -24,12 +24,14 @@ LEAST_PAIRS = 3
 _LEAST_COMMON = 0.5
 """The least share of the shorter sequence that both must have at a shift."""
 _LEAST_ALIKE = 0.25
-"""The share of these that must end with the same difference: a missing collective moves those after it."""
-_CLEARLY = 2
+"""The share of these whose differences are compared: a missing collective moves those after it."""
+_LEAST_COMPARED = 8
+"""The least number of differences that are compared: few may be close by chance."""
+_CLEARLY = 3
 """How many times wider the differences at every other shift must be."""
-_ENOUGH_TO_SHIFT, _MOST_COMPARED = 20, 1024
-"""How many collectives two equal sequences must have to be compared at other shifts, and how many of them are compared."""
-_MOST_ALIKE, _MUCH = 0.9, 4
+_MOST_COMPARED = 1024
+"""How many collectives of two equal sequences are compared at other shifts."""
+_MOST_ALIKE, _MUCH = 0.75, 4
 """The share of their differences that are compared, and how many times closer they must be at another shift than in order."""
 _ALONE = "\0"
 """Begins the name of a host that is not known and has one rank."""
@@ -201,11 +203,9 @@ def _first_difference(one: RankTrace, two: RankTrace, group: RankGroup) -> int |
 
 def _fits_elsewhere(first: Int64, second: Int64, kinds: Int64) -> bool:
     """Return whether two equal sequences fit much better if one is shifted: then they are of different windows."""
-    if len(first) < _ENOUGH_TO_SHIFT:
-        return False
     first, second, kinds = (column[:_MOST_COMPARED] for column in (first, second, kinds))
     in_order, _ = _densest(second - first, math.ceil(_MOST_ALIKE * len(first)))
-    return min(_at_shifts(first, second, kinds, kinds, _MOST_ALIKE))[0] * _MUCH < in_order
+    return any(_MUCH * width < in_order for width, _ in _at_shifts(first, second, kinds, kinds, _MOST_ALIKE))
 
 
 def _at_shifts(first: Int64, second: Int64, kinds: Int64, others: Int64, share: float) -> list[tuple[int, int]]:
@@ -214,11 +214,11 @@ def _at_shifts(first: Int64, second: Int64, kinds: Int64, others: Int64, share: 
     shorter = min(len(first), len(second))
     for shift in range(-MOST_SHIFT, MOST_SHIFT + 1):
         low, high = max(0, -shift), min(len(first), len(second) - shift)
-        if high - low < max(1, _LEAST_COMMON * shorter):
+        if high - low < _LEAST_COMMON * shorter:
             continue
         alike = kinds[low:high] == others[low + shift : high + shift]
         differences = (second[low + shift : high + shift] - first[low:high])[alike]
-        least = max(LEAST_PAIRS, math.ceil(share * (high - low)))
+        least = max(_LEAST_COMPARED, math.ceil(share * (high - low)))
         if len(differences) >= least:
             found.append(_densest(differences, least))
     return found
@@ -266,11 +266,9 @@ def _refined(
     known = {index for index, offset in enumerate(offsets) if offset is not None} - own
     if offsets[clock.traces[0]] is None:
         return replace(clock, offset_ns=None)
-    parts = [np.empty(0, np.int64)]
-    for group in found:
-        parts.append(_differences(ranks, group, own, known, offsets))
-    differences = np.concatenate(parts)
-    if len(differences) < LEAST_PAIRS:
+    shared = [_differences(ranks, group, own, known, offsets) for group in found]
+    differences = np.concatenate([np.empty(0, np.int64), *(part for part, _ in shared)])
+    if len(differences) < max(LEAST_PAIRS, _LEAST_COMMON * sum(count for _, count in shared)):
         return replace(clock, offset_ns=None, pairs=len(differences))
     offset = _median(differences)
     apart = np.abs(differences - offset).tolist()
@@ -281,8 +279,11 @@ def _refined(
 
 def _differences(
     ranks: Sequence[RankTrace], group: GroupMatch, own: set[int], known: set[int], offsets: Sequence[int | None]
-) -> Int64:
-    """Return, per synchronizing collective with ranks on both sides, the difference of the median ends."""
+) -> tuple[Int64, int]:
+    """Return, per synchronizing collective with ranks on both sides, the difference of the median ends.
+
+    Also returns how many there should be: if they are matched by time, as many as the side with fewer collectives has.
+    """
     ends = []
     for side, shifted in ((own, False), (known, True)):
         columns = [place for place, index in enumerate(group.ranks.tolist()) if index in side]
@@ -292,9 +293,10 @@ def _differences(
             for place in columns
         ]
         ends.append(_row_medians(gathered(times, rows, np.iinfo(np.int64).max), rows))
-    both = (ends[0][1] > 0) & (ends[1][1] > 0) & ~group.mismatched & group.synchronizing
-    difference: Int64 = (ends[0][0] - ends[1][0])[both]
-    return difference
+    here, there = (count > 0 for _, count in ends)
+    both = here & there & ~group.mismatched & group.synchronizing
+    least = min(int((side & group.synchronizing).sum()) for side in (here, there)) if group.method == "time" else 0
+    return (ends[0][0] - ends[1][0])[both], least
 
 
 def _row_medians(values: Int64, rows: Int64) -> tuple[Int64, Int64]:
