@@ -126,6 +126,16 @@ def test_a_trace_without_a_rank_does_not_renumber_the_others(tmp_path: Path) -> 
     assert any("b.json as 1" in note for note in result.notes)
 
 
+def test_traces_of_other_processes_are_left_out_if_all_ranks_are_there(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=2, collectives=2))
+    server = tmp_path / "server.json"
+    server.write_text(truth.files[0].read_text().replace('"distributedInfo":', '"unknown":'))
+    result = analyze_rank_files([server, *truth.files], "x", use_cache=False)
+    assert [Path(line.file).name for line in result.document.ranks] == ["trace_rank0.json", "trace_rank1.json"]
+    assert all(line.wait_ns is not None for line in result.document.ranks)
+    assert ["server.json" in note for note in result.notes] == [True]
+
+
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match=r"exit code 1: ImportError: no such thing\."):
         check_stored(tmp_path / "rank0", "a.json", Answer(1, b"", "Traceback …\nImportError: no such thing\n"))

@@ -101,7 +101,7 @@ def _summary(found: RanksAnalysis) -> list[Block]:
             ("transfer", [line.transfer_ns for line in found.ranks]),
             ("undivided", [line.undivided_ns or None for line in found.ranks]),
         )
-        if (known := [ns for ns in times if ns is not None])
+        if (known := [ns for ns, line in zip(times, found.ranks, strict=True) if ns is not None and line.collectives])
     ]
     words += ", ".join(parts) + "."
     worst = max(found.ranks, key=lambda line: line.newly_late_ns or 0)

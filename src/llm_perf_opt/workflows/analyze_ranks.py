@@ -91,8 +91,7 @@ def _in_folder(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
         )
     kept = set(traces)
     others = [file.name for file in files if file not in kept]
-    more = " …" if len(others) > _MOST_NAMED else ""
-    notes = (f"not traces, and not read: {', '.join(others[:_MOST_NAMED])}{more}",) if others else ()
+    notes = (f"not traces, and not read: {_named(others)}",) if others else ()
     return traces, notes
 
 
@@ -115,8 +114,9 @@ def analyze_rank_files(files: Sequence[Path], source: str, *, use_cache: bool = 
 
     for file in files:
         check_ordinary(there(file, "Give one trace per rank."))
-    reads = _read_all(files, use_cache, with_analyses)
-    numbers, notes = _numbers(files, reads)
+    files, reads, notes = _of_ranks(files, _read_all(files, use_cache, with_analyses))
+    numbers, more = _numbers(files, reads)
+    notes += more
     order = sorted(range(len(files)), key=lambda index: numbers[index])
     document = analyze_ranks([reads[index].file(numbers[index], str(files[index])) for index in order], source)
     if with_analyses:
@@ -134,6 +134,21 @@ def _incomplete(document: "RanksAnalysis") -> LlmPerfError | None:
     return None if fatal is None else ParseError(f"A trace is incomplete: {fatal.what}.", fatal.remedy or "Record it again.")
 
 
+def _of_ranks(files: Sequence[Path], reads: "Sequence[RankRead]") -> "tuple[list[Path], list[RankRead], tuple[str, ...]]":
+    """Return the traces and a note, without those of processes that are no rank: they state none, and the job is complete."""
+    numbers = [_number(file, read) for file, read in zip(files, reads, strict=True)]
+    sizes = {read.trace.world_size for read in reads if read.trace.world_size}
+    complete = len(sizes) == 1 and set(range(sizes.pop())) <= set(numbers)
+    kept = [index for index, number in enumerate(numbers) if number is not None or not complete]
+    others = [file.name for file, number in zip(files, numbers, strict=True) if complete and number is None]
+    notes = (f"not of a rank, and left out: {_named(others)}",) if others else ()
+    return [files[index] for index in kept], [reads[index] for index in kept], notes
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (" …" if len(names) > _MOST_NAMED else "")
+
+
 def _numbers(files: Sequence[Path], reads: "Sequence[RankRead]") -> tuple[list[int], tuple[str, ...]]:
     """Return the rank of each trace: stated in it, in its name, or otherwise the first that is free."""
     found = [_number(file, read) for file, read in zip(files, reads, strict=True)]
@@ -147,8 +162,7 @@ def _numbers(files: Sequence[Path], reads: "Sequence[RankRead]") -> tuple[list[i
     if not known:
         return numbers, ("the traces do not state their ranks: they are numbered in the order given.",)
     guessed = [f"{file.name} as {new}" for file, number, new in zip(files, found, numbers, strict=True) if number is None]
-    more = " …" if len(guessed) > _MOST_NAMED else ""
-    words = f"some traces do not state their ranks and are numbered: {', '.join(guessed[:_MOST_NAMED])}{more}."
+    words = f"some traces do not state their ranks and are numbered: {_named(guessed)}."
     return numbers, (words,) if guessed else ()
 
 
