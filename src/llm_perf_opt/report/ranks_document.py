@@ -57,7 +57,7 @@ LATE = (
     "Late is how much later than the next to last rank it entered the collectives that it was the last to enter. The cause is "
     "what took longest, compared with the mean of the other ranks, since the collective before; it explains at least half. "
     "(no operator) is Python and everything else that is not recorded; (already behind) means that the rank left the collective "
-    "before later than the others."
+    "before later than the others, or that its trace began later."
 )
 
 

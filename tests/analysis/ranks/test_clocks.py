@@ -174,3 +174,16 @@ def test_only_the_delay_since_the_collective_before_is_new() -> None:
     assert [line.late_ns for line in found.collectives] == [10_000, 10_000, 40_000, 10_000, 10_000]
     assert [line.newly_late_ns for line in found.collectives] == [10_000, 0, 30_000, 0, 0]
     assert [line.newly_late_ns for line in found.ranks] == [0, 40_000]
+
+
+def test_a_trace_that_begins_later_is_behind_at_its_first_collective() -> None:
+    """The profiler of rank 1 started 30 µs later; then it took 10 µs longer."""
+    times = rounds(4)
+    second = [(start + (40_000 if index == 0 else 0), end) for index, (start, end) in enumerate(times)]
+    ranks = [
+        replace(rank(0, times, host="a"), first_ns=PERIOD_NS - 500_000),
+        replace(rank(1, second, host="a"), first_ns=PERIOD_NS - 470_000),
+    ]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    assert (found.collectives[0].late_ns, found.collectives[0].newly_late_ns) == (40_000, 10_000)
+    assert found.collectives[0].cause == "(already behind)"

@@ -65,6 +65,7 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
         comm_ns=_length(side.comm),
         exposed_ns=_length(side.exposed),
         own_clock=trace.source == "nsys",
+        first_ns=side.first_ns + base,
         why="" if len(rows) else _NO_KERNELS if len(trace.collectives) else _NOTHING,
         names=tuple(names),
         groups=tuple(groups),

@@ -9,7 +9,7 @@ OUTSIDE = "(no operator)"
 DEVICE_IDLE = "(device idle)"
 """Time in which the device had no work."""
 LEFT_LATE = "(already behind)"
-"""The rank was behind already when it left the collective before."""
+"""The rank was behind already when it left the collective before, or when its trace began."""
 
 
 class NameIndex(dict[str, int]):
@@ -109,6 +109,8 @@ class RankTrace:
     """Why it has no collectives; empty if it has."""
     own_clock: bool = False
     """Whether its times count from the start of its recording (nsys), so that no other trace shares its clock."""
+    first_ns: int | None = None
+    """Start of its first work, on the clock of its host; None if unknown."""
     names: tuple[str, ...] = ()
     groups: tuple[RankGroup, ...] = ()
     steps: tuple[RankStep, ...] = ()

@@ -13,6 +13,8 @@ from llm_perf_opt.traces.events import Bool, Columns, Int64, UInt8
 from llm_perf_opt.traces.nesting import NONE
 
 _BEFORE, _AFTER = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
+_BEGINNING = -2
+"""Stands for the beginning of a trace among the collectives that ranks left."""
 _CHUNK = 4096
 """Collectives whose causes are held in memory at once."""
 KNOWN, NO_SIZE, INCOMPLETE, MISMATCHED, NO_CLOCK, IMPOSSIBLE, BELOW, LEAVES_EARLY = range(8)
@@ -223,15 +225,17 @@ def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[I
 def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> tuple[Int64, Int64]:
     """Return how much later the last rank left the collective before: than the others on average, and than the next to last.
 
-    Each is 0 where the ranks differ in the collective before.
+    Before the first collective, their first work counts instead. Each is 0 where the ranks differ in the collective before.
     """
     left: Int64 = np.zeros_like(waits.end_ns)
     which: Int64 = np.full_like(waits.end_ns, NONE)
     for column, index in enumerate(waits.match.ranks.tolist()):
         there = waits.known[:, column]
         rows, ends = waits.match.rows[there, column], ranks[index].collectives.end_ns
-        which[there, column] = before[index][rows]
-        left[there, column] = ends[np.maximum(rows - 1, 0)] + (waits.end_ns[there, column] - ends[rows])  # on the common clock
+        began = NONE if ranks[index].first_ns is None else _BEGINNING
+        which[there, column] = np.where(rows == 0, began, before[index][rows])
+        moment = np.where(rows == 0, ranks[index].first_ns or 0, ends[np.maximum(rows - 1, 0)])
+        left[there, column] = moment + (waits.end_ns[there, column] - ends[rows])  # on the common clock
     every = np.arange(len(left))
     place = np.minimum(np.searchsorted(waits.match.ranks, np.maximum(waits.last, 0)), len(waits.match.ranks) - 1)
     known = (waits.last != NONE) & (which[every, place] != NONE)
