@@ -138,7 +138,8 @@ def _of_ranks(files: Sequence[Path], reads: "Sequence[RankRead]") -> "tuple[list
     """Return the traces and a note, without those of processes that are no rank: they state none, and the job is complete."""
     numbers = [_number(file, read) for file, read in zip(files, reads, strict=True)]
     sizes = {read.trace.world_size for read in reads if read.trace.world_size}
-    complete = len(sizes) == 1 and set(range(sizes.pop())) <= set(numbers)
+    stated = {number for number in numbers if number is not None}
+    complete = len(sizes) == 1 and min(sizes) <= len(stated) and stated >= set(range(min(sizes)))
     kept = [index for index, number in enumerate(numbers) if number is not None or not complete]
     others = [file.name for file, number in zip(files, numbers, strict=True) if complete and number is None]
     notes = (f"not of a rank, and left out: {_named(others)}",) if others else ()
