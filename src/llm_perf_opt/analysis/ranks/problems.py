@@ -80,9 +80,7 @@ def _match_problems(
     ]
     if counts:
         more = f" and {len(counts) - _MOST_NAMED} more ranks" if len(counts) > _MOST_NAMED else ""
-        what = (
-            f"{group}collectives of other ranks are missing ({', '.join(counts[:_MOST_NAMED])}{more}); matched by {match.method}"
-        )
+        what = f"{group}collectives are missing in traces ({', '.join(counts[:_MOST_NAMED])}{more}); matched by {match.method}"
         yield _note("missing_collectives", what, "Let the profilers of all ranks start and stop at the same step.")
     if match.mismatched.any():
         first = next((line for line in lines if line.mismatched and line.group == match.group.name), None)
