@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from llm_perf_opt.analysis.ranks.extract import rank_trace, stated_number
+from llm_perf_opt.analysis.ranks.extract import rank_trace, without_figures
 from llm_perf_opt.analysis.ranks.rank_trace import Causes, Intervals, Occurrences, RankGroup, RankStep, RankTrace
 from llm_perf_opt.analysis.ranks.ranks_analysis import RankFile
 from llm_perf_opt.analysis.trace.document import ProblemLine
@@ -101,8 +101,7 @@ def _trace(file: Path, use_cache: bool, stages: _Stages) -> tuple[Trace, tuple[s
 
 def _without_figures(trace: Trace) -> RankTrace:
     why = "; ".join(problem.what for problem in trace.problems if problem.fatal)
-    rank, host = stated_number(trace, "rank"), trace.facts.get("host_name", "")
-    return RankTrace(rank, 0, host, "", False, 0, 0, 0, 0, why=f"its trace is incomplete: {why}")
+    return without_figures(trace, f"its trace is incomplete: {why}")
 
 
 # --- the child --------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The analysis of several ranks as plain records, which are printed as JSON and shown as a page. A missing number is None."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from llm_perf_opt.analysis.trace.document import ProblemLine
@@ -29,7 +31,7 @@ class RankLine(msgspec.Struct, frozen=True):
     exposed_comm_ns: int | None
     """Time in which a collective ran and nothing else computed: waiting, transferring, and what cannot be divided into them."""
     offset_ns: int | None
-    """How far its clock is ahead of the first rank's host; None if unknown."""
+    """How far its clock is ahead of that of the first host with a known offset; None if unknown."""
     host: str
     device: str
     span_ns: int | None
@@ -45,11 +47,13 @@ class RankLine(msgspec.Struct, frozen=True):
     last: int | None
     """Collectives that it was the last to enter; None if the last rank is known for none of its collectives."""
     late_ns: int | None
-    """How much later than the next to last rank it entered those, summed."""
+    """How much later than the second-to-last rank it entered those, summed."""
     undivided_ns: int | None = None
     """Exposed time in collectives whose waiting is unknown."""
     newly_late_ns: int | None = None
-    """The part of `late_ns` that arose since the collectives before: what it was behind when it left them is not counted."""
+    """The part of `late_ns` that arose since the previous collectives: what it was behind in them is not counted."""
+    why: str = ""
+    """Why it has no collectives, or no figures at all."""
     analysis: msgspec.Raw | None = None
     """The analysis of its trace alone."""
 
@@ -67,17 +71,17 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     last_rank: int | None
     """The rank that entered it last; None if the clocks cannot tell."""
     transfer_ns: int | None
-    """From the entry of the last rank until all have left; None if not all ranks are there."""
+    """From the entry of the last rank until all have left; None if unknown."""
     group: str
     group_size: int | None
     wait_ns: int | None
     """Time that all other ranks waited for the last one, summed."""
     late_ns: int | None
-    """How much later than the next to last rank the last one entered it."""
+    """How much later than the second-to-last rank the last one entered it; None if no rank waits for it."""
     step: str
     """Empty if it is in no step, or ranks disagree."""
     cause: str
-    """The operator that took longer on the last rank than on the others since the collective before.
+    """The operator that took longer on the last rank than on the others since the previous collective.
 
     Empty if nothing explains half of the lateness.
     """
@@ -92,7 +96,7 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     why: str = ""
     """Why the waiting is unknown; empty if it is known."""
     newly_late_ns: int | None = None
-    """The part of `late_ns` that arose since the collective before."""
+    """The part of `late_ns` that arose since the previous collective."""
 
 
 class CollectiveKindLine(msgspec.Struct, frozen=True):
@@ -136,11 +140,11 @@ class RankStepLine(msgspec.Struct, frozen=True):
     straggler: int | None
     """The rank that fell behind most; None if no rank was last in any of its collectives."""
     late_ns: int | None
-    """How much later than the next to last rank it entered the collectives of the step, summed; None without a straggler."""
+    """How much later than the second-to-last rank it entered the collectives of the step, summed; None without a straggler."""
     cause: str
-    """The operator with the most time among the causes; that it left a collective late only if there is no other."""
+    """The operator with the most time among the causes; that it was behind already only if there is no other."""
     newly_late_ns: int | None = None
-    """The part of `late_ns` that arose since the collectives before."""
+    """The part of `late_ns` that arose since the previous collectives."""
 
 
 class CauseLine(msgspec.Struct, frozen=True):
@@ -170,3 +174,18 @@ class RanksAnalysis(msgspec.Struct, frozen=True):
     collective_kinds: list[CollectiveKindLine]
     steps: list[RankStepLine]
     causes: list[CauseLine]
+
+
+_MOST_RUNS = 16
+
+
+def listed_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as text, three or more in a row as a range."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts[:_MOST_RUNS]) + (" …" if len(parts) > _MOST_RUNS else "")

@@ -34,14 +34,17 @@ _NO_ROWS = np.empty(0, np.int64)
 
 def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
     """Return what a rank's trace contributes."""
+    devices = len(different(trace.work.device[trace.work.kind == WorkKind.KERNEL]))
+    if devices > 1:
+        return without_figures(trace, f"its trace has kernels of {devices} devices: record one trace per rank")
     comm = communication(trace)
     calls = launching_calls(trace)
     found = find_collectives(trace, comm, calls)
     names = _Names()
     side = _device_side(trace, comm, found) if len(trace.work) else _host_side(trace, found)
-    segments = _segments(found, side.first_ns)
+    stalled = _stalled(found, side.compute)
     units, steps = _units(stages)
-    causes = _causes(trace, found, segments, side, calls, names)
+    causes = _causes(trace, found, _segments(found, stalled, side.first_ns), side, calls, names)
     groups = list(dict.fromkeys(found.groups))
     place = {group: index for index, group in enumerate(groups)}
     base = _base(trace)
@@ -53,6 +56,7 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
         size_bytes=found.size_bytes,
         sequence=found.sequence,
         step=_steps_of(found, stages, units),
+        stalled_ns=stalled,
     )
     return RankTrace(
         rank=stated_number(trace, "rank"),
@@ -76,6 +80,12 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
     )
 
 
+def without_figures(trace: Trace, why: str) -> RankTrace:
+    """Return a rank whose trace cannot be used."""
+    host, device = trace.facts.get("host_name", ""), ""
+    return RankTrace(stated_number(trace, "rank"), stated_number(trace, "world_size") or 0, host, device, False, 0, 0, 0, 0, why)
+
+
 class _Names(NameIndex):
     """Names of a trace and their indices."""
 
@@ -95,6 +105,7 @@ class _Side:
     last_ns: int
     busy: Blocks
     comm: Blocks
+    compute: Blocks
     exposed: Intervals
     """Communication without other work."""
     other: Int64
@@ -108,8 +119,9 @@ def _device_side(trace: Trace, comm: Bool, found: FoundCollectives) -> _Side:
     start, end = (np.concatenate(pair) for pair in ((work.start_ns, labels[0]), (work.end_ns, labels[1])))
     shared = union_blocks(found.start_ns, found.end_ns)
     compute = ~comm & (work.kind == WorkKind.KERNEL)
-    exposed = without(shared, union_blocks(work.start_ns[compute], work.end_ns[compute]))
-    return _Side(int(start.min()), int(end.max()), union_blocks(start, end), shared, exposed, np.flatnonzero(~comm))
+    computing = union_blocks(work.start_ns[compute], work.end_ns[compute])
+    first, last, busy = int(start.min()), int(end.max()), union_blocks(start, end)
+    return _Side(first, last, busy, shared, computing, without(shared, computing), np.flatnonzero(~comm))
 
 
 def _host_side(trace: Trace, found: FoundCollectives) -> _Side:
@@ -131,7 +143,7 @@ def _host_side(trace: Trace, found: FoundCollectives) -> _Side:
         np.concatenate([_NO_ROWS, *[part.end_ns for part in computing]]),
     )
     first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
-    return _Side(first, last, busy, comm, without(comm, compute), _NO_ROWS)
+    return _Side(first, last, busy, comm, compute, without(comm, compute), _NO_ROWS)
 
 
 def _length(blocks: Blocks | Intervals) -> int:
@@ -194,11 +206,33 @@ def _steps_of(found: FoundCollectives, stages: TraceStages, units: Int64) -> Int
 # --- what happened between collectives --------------------------------------------------------------------------------
 
 
-def _segments(found: FoundCollectives, first_ns: int) -> Intervals:
-    """Return, per collective, the time since the rank left the ones before it."""
-    left = np.concatenate([[first_ns], found.end_ns[:-1]]) if len(found.end_ns) else np.empty(0, np.int64)
-    start = np.minimum(np.maximum.accumulate(left), found.start_ns) if len(left) else left
-    return Intervals(start.astype(np.int64), found.start_ns)
+def _stalled(found: FoundCollectives, compute: Blocks) -> Int64:
+    """Return, per collective, how long at its end the rank computed nothing."""
+    if not len(compute):
+        return found.end_ns - found.start_ns
+    last = np.searchsorted(compute.start_ns, found.end_ns, side="left") - 1
+    computed = np.where(last >= 0, compute.end_ns[np.maximum(last, 0)], found.start_ns)
+    return np.asarray(found.end_ns - np.clip(computed, found.start_ns, found.end_ns))
+
+
+def _segments(found: FoundCollectives, stalled: Int64, first_ns: int) -> Intervals:
+    """Return two intervals per collective, in which the rank could work since it entered the previous one.
+
+    The first is during the previous collective, without the time at its end in which the rank stalled; the second is after it.
+    What is cut off at the entries is cut off on all ranks, so that the same work counts the same, whether it overlaps the
+    collective or not.
+    """
+    start, count = found.start_ns, len(found.start_ns)
+    if not count:
+        return Intervals.none()
+    left = np.minimum(found.end_ns[:-1], start[1:])
+    resumed = np.where(found.end_ns[:-1] > start[1:], left, found.end_ns[:-1] - stalled[:-1])
+    begins, ends = np.full((count, 2), first_ns, np.int64), np.full((count, 2), first_ns, np.int64)
+    begins[1:, 0], ends[1:, 0] = start[:-1], resumed
+    begins[1:, 1], ends[:, 1] = left, start
+    begins[0] = np.minimum(first_ns, start[0])
+    ends[0, 0] = begins[0, 0]
+    return Intervals(begins.reshape(-1), ends.reshape(-1))
 
 
 def _causes(trace: Trace, found: FoundCollectives, segments: Intervals, side: _Side, calls: Int64, names: _Names) -> Causes:
@@ -212,9 +246,9 @@ def _causes(trace: Trace, found: FoundCollectives, segments: Intervals, side: _S
         if known:
             thread = int(np.bincount(_call_lanes(trace)[1][found.call]).argmax())
             windows = Intervals(np.concatenate([launched[:1], launched[:-1]]), launched)
-            parts.append(_host_causes(trace, thread, windows, names))
+            parts.append(_host_causes(trace, thread, windows, np.arange(len(windows)), names))
     else:
-        parts.append(_host_causes(trace, _main_lane(trace), segments, names))
+        parts.append(_host_causes(trace, _main_lane(trace), segments, np.arange(len(segments)) // 2, names))
     whole = {name: np.concatenate([part.columns()[name] for part in parts]) for name in parts[0].columns()}
     return Causes(**whole).rows(np.argsort(whole["collective"], kind="stable"))
 
@@ -230,8 +264,8 @@ def _main_lane(trace: Trace) -> int:
     return int(np.bincount(lane).argmax()) if len(lane) else NONE
 
 
-def _host_causes(trace: Trace, thread: int, windows: Intervals, names: _Names) -> Causes:
-    """Return the time of each innermost operator of a thread in each window, and the time outside operators."""
+def _host_causes(trace: Trace, thread: int, windows: Intervals, collective: Int64, names: _Names) -> Causes:
+    """Return the time of each innermost operator of a thread in the windows of each collective, and that outside operators."""
     operators = trace.operators
     own = matching(trace, operators.name, lambda name: name.startswith(PROFILER_OPERATORS))
     rows = np.flatnonzero((_call_lanes(trace)[0] == thread) & ~own)
@@ -242,7 +276,7 @@ def _host_causes(trace: Trace, thread: int, windows: Intervals, names: _Names) -
     code = names.codes(trace, operators.name[rows[pieces.row]])[piece]
     outside = windows.end_ns - windows.start_ns - sums(window, ns, len(windows))
     return _summed(
-        np.concatenate([window, np.arange(len(windows))]),
+        np.concatenate([collective[window], collective]),
         np.concatenate([code, np.full(len(windows), names[OUTSIDE])]),
         np.concatenate([ns, outside]),
         on_device=False,
@@ -250,19 +284,26 @@ def _host_causes(trace: Trace, thread: int, windows: Intervals, names: _Names) -
 
 
 def _device_causes(trace: Trace, segments: Intervals, side: _Side, calls: Int64, names: _Names) -> Causes:
-    """Return the time of each operator's kernels in each segment, and the time without work."""
+    """Return the time of each operator's kernels in the segments of each collective, and the time without work."""
     work = trace.work
     rows = side.other
     piece, window, ns = overlaps(Intervals(work.start_ns[rows], work.end_ns[rows]), segments)
     owner = _operator_names(trace, rows[piece], calls, names)
-    busy = covered_before(side.busy, segments.end_ns) - covered_before(side.busy, segments.start_ns)
-    idle = segments.end_ns - segments.start_ns - busy
+    alone = union_blocks(work.start_ns[rows], work.end_ns[rows])
+    lengths = segments.end_ns - segments.start_ns
+    idle = lengths - _covered(side.busy, segments)
+    idle[::2] = (lengths - _covered(alone, segments))[::2]  # during the previous collective, which does not stall the rank
+    collective = np.arange(len(segments)) // 2
     return _summed(
-        np.concatenate([window, np.arange(len(segments))]),
+        np.concatenate([collective[window], collective]),
         np.concatenate([owner, np.full(len(segments), names[DEVICE_IDLE])]),
         np.concatenate([ns, idle]),
         on_device=True,
     )
+
+
+def _covered(blocks: Blocks, windows: Intervals) -> Int64:
+    return covered_before(blocks, windows.end_ns) - covered_before(blocks, windows.start_ns)
 
 
 def _operator_names(trace: Trace, rows: Int64, calls: Int64, names: _Names) -> Int64:

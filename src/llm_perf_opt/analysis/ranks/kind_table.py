@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llm_perf_opt.analysis.ranks.clocks import Clocks
 from llm_perf_opt.analysis.ranks.document import CollectiveKindLine
 from llm_perf_opt.analysis.ranks.links import bus_bandwidth, link_peak
 from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
@@ -12,18 +13,18 @@ from llm_perf_opt.core.records import Missing
 from llm_perf_opt.traces.events import Int64
 
 
-def kind_lines(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[CollectiveKindLine]:
+def kind_lines(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits], clocks: Clocks) -> list[CollectiveKindLine]:
     """Return a line per kind, size and group, the longest transfer first."""
-    found = [line for group in waits for line in _of_group(ranks, group)]
+    found = [line for group in waits for line in _of_group(ranks, group, clocks)]
     return sorted(found, key=lambda line: (-(line.transfer_ns or 0) - (line.wait_ns or 0), line.kind, line.bytes or 0))
 
 
-def _of_group(ranks: Sequence[RankTrace], group: GroupWaits) -> list[CollectiveKindLine]:
+def _of_group(ranks: Sequence[RankTrace], group: GroupWaits, clocks: Clocks) -> list[CollectiveKindLine]:
     match = group.match
     rows: dict[tuple[str, int], list[int]] = {}
     for row, key in enumerate(zip(match.kind, match.size_bytes.tolist(), strict=True)):
         rows.setdefault(key, []).append(row)
-    link = link_peak(ranks, match)
+    link = link_peak(ranks, match, clocks)
     found = []
     for (kind, size), mine in rows.items():
         transfer, skew, wait = (_known(column, mine) for column in (group.transfer_ns, group.skew_ns, group.wait_ns))

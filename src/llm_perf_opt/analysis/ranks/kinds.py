@@ -55,6 +55,4 @@ def bus_factor(kind: str, group_size: int) -> float | None:
         return None
     if kind == "all_reduce":
         return 2 * (group_size - 1) / group_size
-    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (group_size - 1) / group_size
-    return 1.0 if kind in ("broadcast", "reduce") else None
+    return (group_size - 1) / group_size if kind in ("all_gather", "reduce_scatter", "all_to_all") else None

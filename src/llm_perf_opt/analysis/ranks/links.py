@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.limits.hardware import hardware_of_device
 from llm_perf_opt.analysis.limits.links import LINKS, NODE_GPUS
+from llm_perf_opt.analysis.ranks.clocks import Clocks
 from llm_perf_opt.analysis.ranks.kinds import bus_factor
 from llm_perf_opt.analysis.ranks.matching import GroupMatch
 from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
@@ -28,13 +29,18 @@ def bus_bandwidth(kind: str, size_bytes: int, transfer_ns: Maybe[float], match: 
     return size_bytes * factor / transfer_ns * 1e9
 
 
-def link_peak(ranks: Sequence[RankTrace], match: GroupMatch) -> Maybe[float]:
+def link_peak(ranks: Sequence[RankTrace], match: GroupMatch, clocks: Clocks) -> Maybe[float]:
     """Return the datasheet peak of the link between the ranks of a group, in bytes per second and direction."""
     mine = [ranks[index] for index in match.ranks.tolist() if len(ranks[index].collectives)]
     if not all(trace.on_device for trace in mine):
         return Missing("the collectives run on the CPU")
-    if len({trace.host for trace in mine}) > 1:
+    hosts = {trace.host for trace in mine}
+    if "" in hosts:
+        return Missing("the traces do not state their hosts")
+    if len(hosts) > 1:
         return Missing("the ranks are on several hosts, and the network between them is not known")
+    if clocks.apart:
+        return Missing("the clocks of ranks with the same host name differ: they may be on several hosts")
     devices = {trace.device for trace in mine}
     hardware = [hardware_of_device(name) for name in sorted(devices)]
     peaks = {_switched(entry.key) for entry in hardware if not isinstance(entry, Missing)}

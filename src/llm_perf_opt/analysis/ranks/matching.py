@@ -78,7 +78,7 @@ def match_collectives(
     for index, trace in enumerate(ranks):
         code = np.array([kinds[name] for name in trace.names], np.int64)
         for number, group in enumerate(trace.groups):
-            rows = np.flatnonzero((trace.collectives.group == number) & ~_point_to_point(trace))
+            rows = np.flatnonzero((trace.collectives.group == number) & ~point_to_point(trace))
             groups.setdefault(group, []).append(_sequence(index, trace, rows, code, offsets[index] or 0))
     names = list(kinds)
     found = []
@@ -94,7 +94,8 @@ def match_collectives(
     return found
 
 
-def _point_to_point(trace: RankTrace) -> Bool:
+def point_to_point(trace: RankTrace) -> Bool:
+    """Return which collectives of a rank are transfers between two ranks."""
     codes = [place for place, name in enumerate(trace.names) if name in POINT_TO_POINT]
     return np.isin(trace.collectives.kind, codes)
 

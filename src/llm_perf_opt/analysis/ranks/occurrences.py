@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, KernelClass, class_of_work
-from llm_perf_opt.analysis.ranks.kinds import kind_of, moved_bytes
+from llm_perf_opt.analysis.ranks.kinds import OTHER, kind_of, moved_bytes
 from llm_perf_opt.analysis.ranks.rank_trace import RankGroup
 from llm_perf_opt.traces.events import NO_NAME, Bool, Columns, Int64, Trace, WorkKind
 from llm_perf_opt.traces.nesting import NONE, lanes_of, nest
@@ -135,10 +135,9 @@ def _found(
 
 
 def _kind(trace: Trace, collective: int, label: int, kernel: int) -> str:
-    """Return the kind by the stated name, otherwise by a label around the launch, otherwise by the kernel."""
-    if collective != NO_NAME:
-        return kind_of(trace.name_of(collective))
-    return kind_of(trace.name_of(label).partition(":")[2] if label != NO_NAME else trace.name_of(kernel))
+    """Return the kind by the first name that tells it: the stated one, that of a label around the launch, that of the kernel."""
+    names = (trace.name_of(collective), trace.name_of(label).partition(":")[2], trace.name_of(kernel))
+    return next((kind for kind in map(kind_of, names) if kind != OTHER), OTHER)
 
 
 class _Groups:

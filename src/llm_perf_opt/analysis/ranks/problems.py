@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.clocks import Clocks
-from llm_perf_opt.analysis.ranks.document import CollectiveLine
-from llm_perf_opt.analysis.ranks.kinds import POINT_TO_POINT
-from llm_perf_opt.analysis.ranks.matching import GroupMatch
+from llm_perf_opt.analysis.ranks.document import CollectiveLine, listed_ranks
+from llm_perf_opt.analysis.ranks.matching import GroupMatch, point_to_point
 from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
 from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.traces.nesting import NONE
@@ -25,11 +24,7 @@ def rank_problems(
     """Return all problems between ranks."""
     return [
         *_absent_ranks(ranks, numbers, matches),
-        *(
-            _note("no_collectives", f"rank {number}: {trace.why}")
-            for trace, number in zip(ranks, numbers, strict=True)
-            if trace.why
-        ),
+        *_without_collectives(ranks, numbers),
         *_clock_problems(ranks, numbers, clocks),
         *(problem for match in matches for problem in _match_problems(match, ranks, numbers, lines)),
         *_unmatched(ranks, matches),
@@ -51,6 +46,15 @@ def _absent_ranks(ranks: Sequence[RankTrace], numbers: Sequence[int], matches: S
     elif not world and any(not match.group.size for match in matches):
         what = f"the traces do not state how many ranks the job has: the {len(numbers)} that are given are taken to be all"
         yield _note("size_not_stated", what)
+
+
+def _without_collectives(ranks: Sequence[RankTrace], numbers: Sequence[int]) -> Iterator[ProblemLine]:
+    reasons: dict[str, list[int]] = {}
+    for trace, number in zip(ranks, numbers, strict=True):
+        if trace.why:
+            reasons.setdefault(trace.why, []).append(number)
+    for why, mine in reasons.items():
+        yield _note("no_collectives", f"{named_ranks(mine)}: {why}")
 
 
 def _clock_problems(ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: Clocks) -> Iterator[ProblemLine]:
@@ -99,7 +103,7 @@ def _unmatched(ranks: Sequence[RankTrace], matches: Sequence[GroupMatch]) -> Ite
     matched = {match.group for match in matches}
     pairs = unclear = 0
     for trace in ranks:
-        of_two = np.isin(trace.collectives.kind, [place for place, name in enumerate(trace.names) if name in POINT_TO_POINT])
+        of_two = point_to_point(trace)
         groups = [place for place, group in enumerate(trace.groups) if group not in matched]
         pairs += int(of_two.sum())
         unclear += int((np.isin(trace.collectives.group, groups) & ~of_two).sum())
@@ -112,6 +116,5 @@ def _unmatched(ranks: Sequence[RankTrace], matches: Sequence[GroupMatch]) -> Ite
 
 
 def named_ranks(numbers: Sequence[int]) -> str:
-    """Return ranks for a sentence, the first ones of many."""
-    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
-    return f"{'ranks' if len(numbers) > 1 else 'rank'} {', '.join(map(str, numbers[:_MOST_NAMED]))}{more}"
+    """Return ranks for a sentence."""
+    return f"{'ranks' if len(numbers) > 1 else 'rank'} {listed_ranks(numbers)}"

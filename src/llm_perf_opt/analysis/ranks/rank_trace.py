@@ -9,7 +9,7 @@ OUTSIDE = "(no operator)"
 DEVICE_IDLE = "(device idle)"
 """Time in which the device had no work."""
 LEFT_LATE = "(already behind)"
-"""The rank was behind already when it left the collective before, or when its trace began."""
+"""The rank was behind already in the previous collective, or when its trace began."""
 
 
 class NameIndex(dict[str, int]):
@@ -36,11 +36,13 @@ class Occurrences(Columns):
     """The library's number of the collective in its group; -1: unknown."""
     step: "Int32"
     """Index of the step, or -1."""
+    stalled_ns: "Int64"
+    """How long at its end the rank computed nothing: the whole collective, unless computation overlaps it."""
 
 
 @dataclass(frozen=True)
 class Causes(Columns):
-    """What a rank did between the collective before and this one, sorted by collective."""
+    """What a rank did between the previous collective and this one, sorted by collective."""
 
     collective: "Int32"
     """Row of the collective that follows."""
@@ -106,7 +108,7 @@ class RankTrace:
     exposed_ns: int
     """The part of it in which no other kernel ran; on a CPU, in which no other operator ran."""
     why: str = ""
-    """Why it has no collectives; empty if it has."""
+    """Why it has no collectives, or no figures at all; empty if it has collectives."""
     own_clock: bool = False
     """Whether its times count from the start of its recording (nsys), so that no other trace shares its clock."""
     first_ns: int | None = None

@@ -56,7 +56,7 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
         hosts=_hosts(numbers, clocks),
         ranks=_ranks(files, clocks, waits, lines),
         collectives=lines,
-        collective_kinds=kind_lines(ranks, waits),
+        collective_kinds=kind_lines(ranks, waits, clocks),
         steps=_steps(ranks, numbers, lines),
         causes=_causes(lines),
     )
@@ -64,14 +64,20 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
 
 def _of_files(files: Sequence[RankFile]) -> list[ProblemLine]:
     """Return the problems of the traces: one line for each, with the ranks that have it."""
-    found: dict[str, tuple[ProblemLine, list[int]]] = {}
+    found: dict[tuple[str, bool], list[tuple[int, ProblemLine]]] = {}
     for entry in files:
         for problem in entry.problems:
-            found.setdefault(problem.what, (problem, []))[1].append(entry.rank)
-    return [
-        ProblemLine(problem.id, f"{named_ranks(ranks)}: {what}", problem.fatal, problem.remedy)
-        for what, (problem, ranks) in found.items()
-    ]
+            found.setdefault((problem.id, problem.fatal), []).append((entry.rank, problem))
+    return [_of_ranks(having) for having in found.values()]
+
+
+def _of_ranks(having: Sequence[tuple[int, ProblemLine]]) -> ProblemLine:
+    """Return one problem of several ranks, with the words of the first."""
+    first, problem = having[0]
+    who = named_ranks(sorted({rank for rank, _ in having}))
+    alike = len({other.what for _, other in having}) == 1
+    what = problem.what if alike else f"{problem.what} (rank {first})"
+    return ProblemLine(problem.id, f"{who}: {what}", problem.fatal, problem.remedy)
 
 
 def _hosts(numbers: Sequence[int], clocks: Clocks) -> list[HostLine]:
@@ -130,19 +136,18 @@ def _collective(numbers: Sequence[int], group: GroupWaits, row: int, step: str, 
     there = group.known[row].tolist()
     who = [numbers[index] for index in match.ranks.tolist()]
     last = int(group.last[row])
-    known = last != NONE
     return CollectiveLine(
         index=0,
         kind=match.kind[row],
         bytes=_or_none(match.size_bytes[row]),
         ranks=[rank for rank, present in zip(who, there, strict=True) if present],
         start_skew_ns=_or_none(group.skew_ns[row]),
-        last_rank=numbers[last] if known else None,
+        last_rank=numbers[last] if last != NONE else None,
         transfer_ns=_or_none(group.transfer_ns[row]),
         group=match.group.name,
         group_size=match.group.size or None,
         wait_ns=_or_none(group.wait_ns[row]),
-        late_ns=int(group.late_ns[row]) if known else None,
+        late_ns=_or_none(group.late_ns[row]),
         step=step,
         cause=cause.name,
         cause_ns=cause.ns,
@@ -150,7 +155,7 @@ def _collective(numbers: Sequence[int], group: GroupWaits, row: int, step: str, 
         missing=[rank for rank, present in zip(who, there, strict=True) if not present],
         mismatched=bool(match.mismatched[row]),
         why=WHY[int(group.why[row])],
-        newly_late_ns=cause.newly_ns if known else None,
+        newly_late_ns=cause.newly_ns if group.late_ns[row] >= 0 else None,
     )
 
 
@@ -204,6 +209,7 @@ def _ranks(
                 late_ns=late,
                 undivided_ns=undivided,
                 newly_late_ns=anew,
+                why=trace.why,
             )
         )
     return found
@@ -268,8 +274,8 @@ def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> R
     late: Counter[int] = Counter()
     newly: Counter[int] = Counter()
     for line in lines:
-        if line.last_rank is not None:
-            late[line.last_rank] += line.late_ns or 0
+        if line.last_rank is not None and line.late_ns is not None:
+            late[line.last_rank] += line.late_ns
             newly[line.last_rank] += line.newly_late_ns or 0
     straggler = max(late, key=lambda rank: (newly[rank], late[rank]), default=None)
     causes: Counter[tuple[bool, str]] = Counter()

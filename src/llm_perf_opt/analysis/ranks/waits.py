@@ -14,14 +14,16 @@ from llm_perf_opt.traces.nesting import NONE
 
 _BEFORE, _AFTER = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
 _BEGINNING = -2
-"""Stands for the beginning of a trace among the collectives that ranks left."""
+"""Stands for the beginning of a trace among the previous collectives."""
+_WELL_ABOVE = 10
+"""How many times the residual a transfer must be to be known where the skew is below it."""
 _CHUNK = 4096
 """Collectives whose causes are held in memory at once."""
 KNOWN, NO_SIZE, INCOMPLETE, MISMATCHED, NO_CLOCK, IMPOSSIBLE, BELOW, LEAVES_EARLY = range(8)
 WHY = (
     "",
     "the traces disagree on the number of ranks",
-    "not every rank of the group has it in a trace that is given",
+    "some ranks of the group are missing in the given traces",
     "the ranks disagree on its kind or size",
     "the collectives do not show the offset of a clock",
     "it ends on one rank before another has entered it: the clocks or the match are wrong",
@@ -46,11 +48,11 @@ class GroupWaits:
     skew_ns: Int64
     """-1 if it is unknown or below what the clocks can tell."""
     last: Int64
-    """Index of the last trace, or -1."""
+    """Index of the last trace, or -1 if two enter at the same time as far as the clocks can tell."""
     next_to_last: Int64
     """Column of the rank that entered before it; -1 if there is no other."""
     late_ns: Int64
-    """0 if the last rank is unknown."""
+    """-1 if the last rank is unknown, or no rank waits for it."""
     transfer_ns: Int64
     """-1 if unknown."""
     wait_ns: Int64
@@ -78,7 +80,9 @@ def group_waits(ranks: Sequence[RankTrace], match: GroupMatch, clocks: Clocks) -
     timed = why == KNOWN
     why = np.where(timed & ~match.synchronizing, LEAVES_EARLY, why)
     sure = why == KNOWN
-    tied = ~sure | (late == 0) | (_lead_over_other_hosts(match, entered, order[:, -1], clocks, len(ranks)) < residual)
+    tied = ~timed | (late < CLOCKS_AGREE_NS) | (_lead_over_other_hosts(match, entered, order[:, -1], clocks, len(ranks)) < residual)
+    transfer = np.maximum(end.max(axis=1) - arrived, 0)
+    moved = sure | ((why == BELOW) & match.synchronizing & (transfer >= _WELL_ABOVE * residual))
     waits = np.where(known, np.minimum(arrived[:, None], end) - start, 0).sum(axis=1)
     return GroupWaits(
         match=match,
@@ -89,8 +93,8 @@ def group_waits(ranks: Sequence[RankTrace], match: GroupMatch, clocks: Clocks) -
         skew_ns=np.where(timed, skew, -1),
         last=np.where(tied, NONE, match.ranks[order[:, -1]]),
         next_to_last=order[:, -2] if pairs else np.full(len(start), NONE, np.int64),
-        late_ns=np.where(tied, 0, late),
-        transfer_ns=np.where(sure, np.maximum(end.max(axis=1) - arrived, 0), -1),
+        late_ns=np.where(tied | ~sure, -1, late),
+        transfer_ns=np.where(moved, transfer, -1),
         wait_ns=np.where(sure, np.maximum(waits, 0), -1),
         why=why,
     )
@@ -168,23 +172,25 @@ class LateCauses(Columns):
     on_device: "UInt8"
     """Whether it is time of the device."""
     newly_ns: "Int64"
-    """The part of the lateness that arose since the collective before."""
+    """The part of the lateness that arose since the previous collective; 0 if it is below what clocks can tell."""
 
 
 def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64], names: NameIndex) -> LateCauses:
     """Return, per collective with a last rank, the operator with the largest excess over the mean of the other ranks.
 
     If the device of the last rank was idle for longer, the host decides: its operator with the largest excess. If the rank was
-    behind by more than that when it left the collective before, that is the cause. What explains less than half of the lateness
+    behind by more than that in the previous collective, that is the cause. What explains less than half of the lateness
     is no cause, and lateness below what clocks can tell has none. `before` is that of `preceding`.
     """
     count = len(waits.arrived_ns)
     behind, behind_next = _behind(ranks, waits, before)
-    newly = waits.late_ns - np.clip(behind_next, 0, waits.late_ns)
+    late_ns = np.maximum(waits.late_ns, 0)
+    newly = late_ns - np.clip(behind_next, 0, late_ns)
+    newly[newly < CLOCKS_AGREE_NS] = 0
     found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8), newly)
     codes = [np.array([names[name] for name in ranks[index].names], np.int64) for index in waits.match.ranks.tolist()]
     idle = names[DEVICE_IDLE]
-    caused = (waits.last != NONE) & (waits.late_ns >= CLOCKS_AGREE_NS)
+    caused = waits.late_ns >= 0
     late = np.flatnonzero(caused & (behind > 0))
     found.name[late], found.ns[late] = names[LEFT_LATE], behind[late]
     on_host = np.array([not trace.on_device for trace in ranks], np.bool_)
@@ -198,14 +204,14 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
         asked = rows[on_host[waits.last[rows]] | (found.name[rows] == idle)]
         _set_causes(ranks, waits, asked, codes, 0, found)
         found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, found.ns[idling])
-    explained = 2 * found.ns >= waits.late_ns
-    return LateCauses(np.where(explained, found.name, NONE), np.minimum(found.ns, waits.late_ns), found.on_device, newly)
+    explained = 2 * found.ns >= late_ns
+    return LateCauses(np.where(explained, found.name, NONE), np.minimum(found.ns, late_ns), found.on_device, newly)
 
 
 def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[Int64]:
-    """Return, per rank and collective, the number of the collective that it left before this one.
+    """Return, per rank and collective, the number of the collective that it entered before this one.
 
-    -1 if there is none, if it was not matched, or if the rank entered this one before it had left the other.
+    -1 if there is none or it was not matched.
     """
     numbers = [np.full(len(trace.collectives), NONE, np.int64) for trace in ranks]
     first = 0
@@ -214,36 +220,49 @@ def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[I
             there = np.flatnonzero(group.known[:, column])
             numbers[index][group.match.rows[there, column]] = first + there
         first += len(group.match.rows)
-    found = []
-    for trace, mine in zip(ranks, numbers, strict=True):
-        table = trace.collectives
-        left = np.maximum.accumulate(table.end_ns)[:-1] <= table.start_ns[1:] if len(table) else np.zeros(0, np.bool_)
-        found.append(np.concatenate([np.full(min(len(mine), 1), NONE, np.int64), np.where(left, mine[:-1], NONE)]))
-    return found
+    return [np.concatenate([np.full(min(len(mine), 1), NONE, np.int64), mine[:-1]]) for mine in numbers]
 
 
 def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> tuple[Int64, Int64]:
-    """Return how much later the last rank left the collective before: than the others on average, and than the next to last.
+    """Return how far the last rank was behind in the previous collective: the others on average, and the second-to-last.
 
-    Before the first collective, their first work counts instead. Each is 0 where the ranks differ in the collective before.
+    A collective brings ranks level only if they stall until its end. So the larger of two times counts: how much later the last
+    rank left it, and how much later it entered it, with the time added that each rank stalled in it. Each is 0 where the ranks
+    differ in the previous collective.
     """
-    left: Int64 = np.zeros_like(waits.end_ns)
-    which: Int64 = np.full_like(waits.end_ns, NONE)
-    for column, index in enumerate(waits.match.ranks.tolist()):
-        there = waits.known[:, column]
-        rows, ends = waits.match.rows[there, column], ranks[index].collectives.end_ns
-        began = NONE if ranks[index].first_ns is None else _BEGINNING
-        which[there, column] = np.where(rows == 0, began, before[index][rows])
-        moment = np.where(rows == 0, ranks[index].first_ns or 0, ends[np.maximum(rows - 1, 0)])
-        left[there, column] = moment + (waits.end_ns[there, column] - ends[rows])  # on the common clock
+    which, resumed, left = _previous(ranks, waits, before)
     every = np.arange(len(left))
     place = np.minimum(np.searchsorted(waits.match.ranks, np.maximum(waits.last, 0)), len(waits.match.ranks) - 1)
-    known = (waits.last != NONE) & (which[every, place] != NONE)
-    same = (which == which[every, place][:, None]) | ~waits.known
-    behind = np.where(waits.known, left[every, place][:, None] - left, 0)
+    own = which[every, place][:, None]
+    same = ((which == own) & (own != NONE) & (waits.last != NONE)[:, None]) | ~waits.known
+    both = (left != _BEFORE) & (left[every, place] != _BEFORE)[:, None]
+    later = resumed[every, place][:, None] - resumed
+    behind = np.where(both, np.maximum(later, left[every, place][:, None] - left), later)
+    behind = np.where(waits.known & same, behind, 0)
     others = np.maximum(waits.known.sum(axis=1) - 1, 1)
-    mean = np.where(known & same.all(axis=1), behind.sum(axis=1) // others, 0)
-    return mean, np.where(known & same[every, waits.next_to_last], behind[every, waits.next_to_last], 0)
+    return np.where(same.all(axis=1), behind.sum(axis=1) // others, 0), behind[every, waits.next_to_last]
+
+
+def _previous(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> tuple[Int64, Int64, Int64]:
+    """Return, per collective and rank, the number of the previous collective and two moments on the common clock.
+
+    The first is its entry plus the time in which the rank stalled, the second its end, unless the rank entered the next one
+    earlier. Before the first collective, both are the start of the first work.
+    """
+    which: Int64 = np.full_like(waits.end_ns, NONE)
+    resumed: Int64 = np.zeros_like(waits.end_ns)
+    left: Int64 = np.full_like(waits.end_ns, _BEFORE)
+    for column, index in enumerate(waits.match.ranks.tolist()):
+        there = waits.known[:, column]
+        rows, table = waits.match.rows[there, column], ranks[index].collectives
+        previous, shift = np.maximum(rows - 1, 0), waits.end_ns[there, column] - table.end_ns[rows]
+        first, began = rows == 0, ranks[index].first_ns
+        over = table.end_ns[previous] <= table.start_ns[rows]
+        stalled = np.where(over, table.stalled_ns[previous], 0)
+        which[there, column] = np.where(first, NONE if began is None else _BEGINNING, before[index][rows])
+        resumed[there, column] = np.where(first, began or 0, table.start_ns[previous] + stalled) + shift
+        left[there, column] = np.where(first, began or 0, np.where(over, table.end_ns[previous], _BEFORE - shift)) + shift
+    return which, resumed, left
 
 
 def _set_causes(
