@@ -38,6 +38,8 @@ class Job:
     """Whether collectives run on the host, next to kernels on the device."""
     operators: int = 2
     """Operators between two collectives."""
+    blocking: bool = True
+    """Whether computing waits for collectives. If not, all ranks begin together, and the same operator takes as long on each."""
 
 
 @dataclass
@@ -108,7 +110,8 @@ class _Job:
         self.job = job
         random_ = random.Random(job.seed)
         self.offsets = [0] + [random_.randrange(-5_000_000, 5_000_000) for _ in range(job.hosts - 1)]
-        self.free = [20_000_000 + random_.randrange(20_000) for _ in range(job.ranks)]
+        self.free = [20_000_000 + (random_.randrange(20_000) if job.blocking else 0) for _ in range(job.ranks)]
+        self.sent = [0] * job.ranks
         self.work: list[list[tuple[int, int, str]]] = [[] for _ in range(job.ranks)]
         self.comm: list[list[dict[str, Any]]] = [[] for _ in range(job.ranks)]
         self.windows: list[list[tuple[int, int]]] = [[] for _ in range(job.ranks)]
@@ -118,7 +121,7 @@ class _Job:
         for number in range(job.collectives):
             kind, data = random_.choice(sorted(KINDS)), 1024 * random_.randrange(1, 4)
             for rank in range(job.ranks):
-                self._compute(rank, number, random_)
+                self._compute(rank, number, random_ if job.blocking else random.Random(number))
             for group in self.groups:
                 self._collective(number, kind, data, group, random_)
 
@@ -139,6 +142,8 @@ class _Job:
     def _collective(self, number: int, kind: str, data: int, group: list[int], random_: random.Random) -> None:
         overlap = random_.random() < 0.3 and self.job.on_device
         start = {rank: self.free[rank] + random_.randrange(100, 2_000) - (400 if overlap else 0) for rank in group}
+        if not self.job.blocking:
+            start = {rank: max(self.free[rank], self.sent[rank]) + 100 for rank in group}
         end = max(start.values()) + random_.randrange(1_000, 30_000)
         present = [rank for rank in group if number not in self.job.drop.get(rank, [])]
         for rank in group:
@@ -147,7 +152,9 @@ class _Job:
             if rank in present:
                 entry = {"kind": kind, "data": data * doubled, "group": group, "number": number}
                 self.comm[rank].append({"start": start[rank], "end": left, **entry})
-            self.free[rank] = left
+            self.sent[rank] = left
+            if self.job.blocking:
+                self.free[rank] = left
             if number % self.job.per_step == 0 or not self.windows[rank]:
                 before = self.windows[rank][-1][1] if self.windows[rank] else 0
                 self.windows[rank].append((before, left))

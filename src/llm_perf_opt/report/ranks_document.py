@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.ranks.document import (
     RankLine,
     RanksAnalysis,
     RankStepLine,
+    listed_ranks,
 )
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import (
@@ -27,43 +28,40 @@ from llm_perf_opt.report.document import (
     name_cell,
     numbers,
 )
-from llm_perf_opt.report.terminal import render_text
 from llm_perf_opt.report.text import bytes_per_s, duration, memory_size, percent
 
 TOP = 15
 _MOST_RANKS = 64
-_MOST_RUNS = 16
 _WORTH_NAMING = 0.01
 """The least share of its time by which a rank must fall behind to be named in the summary."""
 _NO_TRACE = Missing("its trace is incomplete")
 _NO_CLOCK = Missing("the collectives do not show the offset of its clock")
 _UNKNOWN = Missing("the waiting is known for none of the collectives")
-_TIED = Missing("the last ranks enter it at the same time, or closer together than the clocks can tell")
+_TIED = Missing("the last two ranks enter it closer together than the clocks can tell")
 _NO_STRAGGLER = Missing("the last rank is known for none of its collectives")
+_ABOVE_PEAK = Missing(
+    "above the link's peak: data moved before the last rank entered, or the switch reduced it (NVLink SHARP), which the factor "
+    "of the bus bandwidth does not know"
+)
 _NOT_STATED = Missing("the trace does not state it")
 BUDGET = (
-    "Computing + waiting + transfer + undivided + idle = span. Waiting, transfer and undivided are exposed communication, in "
+    "Computing + waiting + transfer + unsplit + idle = span. Waiting, transfer and unsplit are exposed communication, in "
     "which a collective ran and nothing else computed: waiting until the last rank entered the collective, transfer after that, "
-    "undivided where the entry of the last rank is unknown. Overlap is communication during computing. Last in is the number of "
-    "collectives that the rank was the last to enter. Delay is how far it fell behind the next to last rank since "
-    "the collective before, summed over these."
+    "unsplit where the entry of the last rank is unknown. Overlap is communication during computing. Times last is the number "
+    "of collectives that the rank was the last to enter. Delay is how far it fell behind the second-to-last rank since "
+    "the previous collective, summed over these."
 )
 KINDS = (
-    "Transfer is the time from the entry of the last rank until all have left, waiting that of all ranks that came earlier, "
-    "summed; both are those of the collectives in which they are known (count: transfers known, of all). Bus is the bus "
-    "bandwidth of the median transfer, counted as in nccl-tests; the link's peak is the datasheet's, in one direction."
+    "Transfer is the time from the entry of the last rank until all have left. Waiting is summed over the ranks that entered "
+    "earlier. Both cover only collectives where they are known; count shows how many. Bus is the bus bandwidth of the median "
+    "transfer, counted as in nccl-tests."
 )
 LATE = (
-    "Late is how much later than the next to last rank it entered the collectives that it was the last to enter. The cause is "
-    "what took longest, compared with the mean of the other ranks, since the collective before; it explains at least half. "
-    "(no operator) is Python and everything else that is not recorded; (already behind) means that the rank left the collective "
-    "before later than the others, or that its trace began later."
+    "Late: how long the second-to-last rank waited for this one, summed. The cause is what took longest, compared with the mean "
+    "of the other ranks, since the previous collective; it explains at least half. (no operator) is Python and everything else "
+    "that is not recorded. (already behind): the rank was late in the previous collective and has not caught up, or its trace "
+    "began later."
 )
-
-
-def ranks_text(found: RanksAnalysis, top: int = TOP) -> str:
-    """Return the page for the terminal."""
-    return render_text(ranks_document(found, top))
 
 
 def ranks_document(found: RanksAnalysis, top: int = TOP) -> Document:
@@ -99,16 +97,17 @@ def _summary(found: RanksAnalysis) -> list[Block]:
         for what, times in (
             ("waiting for others", [line.wait_ns for line in found.ranks]),
             ("transfer", [line.transfer_ns for line in found.ranks]),
-            ("undivided", [line.undivided_ns or None for line in found.ranks]),
+            ("unsplit", [line.undivided_ns or None for line in found.ranks]),
         )
         if (known := [ns for ns, line in zip(times, found.ranks, strict=True) if ns is not None and line.collectives])
     ]
     words += ", ".join(parts) + "."
     worst = max(found.ranks, key=lambda line: line.newly_late_ns or 0)
     if (worst.newly_late_ns or 0) >= _WORTH_NAMING * (worst.span_ns or 0) and worst.last:
+        count = sum(worst.rank in line.ranks and line.wait_ns is not None for line in found.collectives)
         words += (
-            f" Rank {worst.rank} was the last to enter {worst.last:,} of {len(found.collectives):,} collectives and fell behind "
-            f"by {duration(worst.newly_late_ns or 0)} in total."
+            f" Rank {worst.rank} was the last to enter {worst.last:,} of its {count:,} collectives and fell behind by "
+            f"{duration(worst.newly_late_ns or 0)} in total."
         )
     return [Paragraph(words)]
 
@@ -118,31 +117,28 @@ def _time(ns: int | None, why: Missing = _NO_TRACE) -> Cell | Missing:
 
 
 def _budgets(ranks: Sequence[RankLine]) -> Table:
-    names = ("span", "computing", "waiting", "transfer", "undivided", "idle", "exposed", "overlap", "last in", "delay")
+    names = ("span", "computing", "waiting", "transfer", "unsplit", "idle", "exposed", "overlap", "times last", "delay")
     caption = "Budget of each rank (under the profiler)"
     table = Table("ranks", caption, [Column("rank"), *numbers(*names)], tools=True, foot=BUDGET)
     for line in ranks[:_MOST_RANKS]:
-        waits = _NO_TRACE if line.span_ns is None else _UNKNOWN
+        nothing = Missing(line.why) if line.why else _NO_TRACE
+        waits = nothing if line.span_ns is None else _UNKNOWN
         table.add(
             Cell(str(line.rank), line.rank),
-            _time(line.span_ns),
-            _time(line.compute_ns),
+            _time(line.span_ns, nothing),
+            _time(line.compute_ns, nothing),
             _time(line.wait_ns, waits),
             _time(line.transfer_ns, waits),
-            _time(line.undivided_ns),
-            _time(line.idle_ns),
-            _share(line.exposed_comm_ns, line.span_ns),
-            _time(None if line.comm_ns is None else line.comm_ns - (line.exposed_comm_ns or 0)),
+            _time(line.undivided_ns, nothing),
+            _time(line.idle_ns, nothing),
+            cell(line.exposed_comm_ns / line.span_ns, percent) if line.exposed_comm_ns is not None and line.span_ns else nothing,
+            _time(None if line.comm_ns is None else line.comm_ns - (line.exposed_comm_ns or 0), nothing),
             waits if line.last is None else count_cell(line.last),
             _time(line.newly_late_ns, waits),
         )
     if len(ranks) > _MOST_RANKS:
         table.foot += f" {len(ranks) - _MOST_RANKS:,} more ranks are in --json."
     return table
-
-
-def _share(part: int | None, whole: int | None) -> Cell | Missing:
-    return cell(part / whole, percent) if part is not None and whole else _NO_TRACE
 
 
 def _collectives(found: RanksAnalysis, top: int) -> list[Block]:
@@ -156,14 +152,15 @@ def _collectives(found: RanksAnalysis, top: int) -> list[Block]:
 
 
 def _kinds(lines: Sequence[CollectiveKindLine], count: int) -> Table:
-    names = ("size", "ranks", "count", "transfer", "median", "bus", "link's peak", "of peak", "waiting", "median skew")
+    names = ("size", "ranks", "count", "transfer", "median", "bus", "of peak", "waiting", "median skew")
     caption = f"By kind, size and group: {len(lines)} of {count}"
     table = Table("collective-kinds", caption, [Column("kind"), Column("group"), *numbers(*names)], tools=True, foot=KINDS)
+    peaks = sorted({line.link_bytes_per_s for line in lines if line.link_bytes_per_s is not None})
+    if peaks:
+        table.foot += f" The link's peak is that of the datasheet in one direction: {', '.join(map(bytes_per_s, peaks))}."
     for line in lines:
         why = Missing(line.why) if line.why else _UNKNOWN
         bus = _known(line.bus_bytes_per_s, line.bus_why)
-        link = _known(line.link_bytes_per_s, line.link_why)
-        share = _ratio(line.bus_bytes_per_s, line.link_bytes_per_s, line.bus_why or line.link_why)
         table.add(
             line.kind,
             name_cell(line.group or "–"),
@@ -173,8 +170,7 @@ def _kinds(lines: Sequence[CollectiveKindLine], count: int) -> Table:
             _time(line.transfer_ns, why),
             _time(line.median_transfer_ns, why),
             cell(bus, bytes_per_s),
-            cell(link, bytes_per_s),
-            cell(share, percent),
+            cell(_of_peak(line), percent),
             _time(line.wait_ns, why),
             _time(line.median_skew_ns, why),
         )
@@ -189,8 +185,10 @@ def _known(value: float | None, why: str) -> Maybe[float]:
     return Missing(why) if value is None else value
 
 
-def _ratio(part: float | None, whole: float | None, why: str) -> Maybe[float]:
-    return Missing(why) if part is None or whole is None else part / whole
+def _of_peak(line: CollectiveKindLine) -> Maybe[float]:
+    if line.bus_bytes_per_s is None or line.link_bytes_per_s is None:
+        return Missing(line.bus_why or line.link_why)
+    return line.bus_bytes_per_s / line.link_bytes_per_s if line.bus_bytes_per_s <= line.link_bytes_per_s else _ABOVE_PEAK
 
 
 def _size(size: int | None) -> Cell | Missing:
@@ -213,13 +211,13 @@ def _worst(lines: Sequence[CollectiveLine], count: int) -> Table:
             _time(line.transfer_ns, why),
             why if line.last_rank is None else count_cell(line.last_rank),
             _time(line.late_ns, why),
-            why if line.last_rank is None else _cause(line.cause, line.cause_on),
-            _time(line.cause_ns, why if line.last_rank is None else _NO_CAUSE),
+            why if line.late_ns is None else _cause(line.cause, line.cause_on),
+            _time(line.cause_ns, why if line.late_ns is None else _NO_CAUSE),
         )
     return table
 
 
-_NO_CAUSE = Missing("nothing that took longer than on the other ranks explains half of it, or it is below 5 µs")
+_NO_CAUSE = Missing("nothing that took longer than on the other ranks explains half of it")
 
 
 def _cause(cause: str, where: str) -> Cell | Missing:
@@ -230,7 +228,7 @@ def _lost(lines: Sequence[CollectiveLine], count: int) -> Table:
     columns = [Column("index", number=True), Column("kind"), *numbers("size"), Column("problem")]
     table = Table("unmatched", f"Missing or mismatched: {len(lines)} of {count:,}", columns)
     for line in lines:
-        words = [f"missing on rank {_ranges(line.missing)}"] if line.missing else []
+        words = [f"missing on rank {listed_ranks(line.missing)}"] if line.missing else []
         words += ["ranks disagree on kind or size"] if line.mismatched else []
         table.add(count_cell(line.index), line.kind, _size(line.bytes), ", ".join(words))
     return table
@@ -278,21 +276,9 @@ def _clocks(hosts: Sequence[HostLine]) -> list[Block]:
     for line in hosts:
         table.add(
             name_cell(line.host or "not stated"),
-            _ranges(line.ranks),
+            listed_ranks(line.ranks),
             _time(line.offset_ns, _NO_CLOCK),
             _time(line.residual_ns, _NO_CLOCK),
             count_cell(line.pairs),
         )
     return [table]
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Return numbers as text, three or more in a row as a range."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return ", ".join(parts[:_MOST_RUNS]) + (" …" if len(parts) > _MOST_RUNS else "")

@@ -79,13 +79,23 @@ def read_nsys(path: Path) -> Trace:
     if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
         raise ParseError(f"{path} is not exported.", f"nsys export --type sqlite -o {path.stem}.sqlite {path.name}")
     with open_database(path) as database:
-        if not any(database.has(table) for table in _KNOWN_TABLES):
+        if not _is_export(database):
             found = ", ".join(sorted(database.tables)[:5]) or "none"
             raise ParseError(
                 f"{path} is a database, but not an export of Nsight Systems. Its tables: {found}.",
                 "Export the report: nsys export --type sqlite -o FILE REPORT.nsys-rep",
             )
         return _Reader(database).trace()
+
+
+def is_nsys_export(path: Path) -> bool:
+    """Return whether a database has a table of Nsight Systems, or raise a ParseError if it cannot be read."""
+    with open_database(path) as database:
+        return _is_export(database)
+
+
+def _is_export(database: Database) -> bool:
+    return any(database.has(table) for table in _KNOWN_TABLES)
 
 
 class _Names:

@@ -29,9 +29,11 @@ _SMALL_BYTES = 4_000_000
 """Traces of less than this in total are read faster in this process than others start."""
 _ENDINGS = (".json", ".json.gz", ".json.zip", ".sqlite", ".sqlite.gz", ".nsys-rep", ".qdrep")
 _MARKS = (b'"traceEvents"', b'"schemaVersion"')
-"""One of them is near the beginning of every trace of torch."""
+"""One of them is near the beginning of a trace as torch writes it."""
+_EVENT = b'"ph"'
+"""In every event. A trace may also be a plain list of events."""
 _PREVIEW_BYTES = 1 << 16
-_MOST_NAMED = 5
+_MOST_FILES = 5
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,9})", re.IGNORECASE)
 _CHILD = (
     "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
@@ -91,21 +93,22 @@ def _in_folder(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
         )
     kept = set(traces)
     others = [file.name for file in files if file not in kept]
-    notes = (f"not traces, and not read: {_named(others)}",) if others else ()
+    notes = (f"skipped, because they are not traces: {_named(others)}",) if others else ()
     return traces, notes
 
 
 def _is_trace(file: Path) -> bool:
+    from llm_perf_opt.traces.nsys_sqlite import is_nsys_export
     from llm_perf_opt.traces.packed import PackedFile
 
-    if not file.name.endswith(_ENDINGS[:3]):
-        return True
     try:
+        if not file.name.endswith(_ENDINGS[:3]):
+            return file.suffix != ".sqlite" or is_nsys_export(file)
         with PackedFile(file) as packed:
             first = packed.read(_PREVIEW_BYTES)
     except LlmPerfError:
         return True  # reading it names the damage
-    return any(mark in first for mark in _MARKS)
+    return any(mark in first for mark in _MARKS) or (first.lstrip().startswith(b"[") and _EVENT in first)
 
 
 def analyze_rank_files(files: Sequence[Path], source: str, *, use_cache: bool = True, with_analyses: bool = False) -> RanksResult:
@@ -142,12 +145,12 @@ def _of_ranks(files: Sequence[Path], reads: "Sequence[RankRead]") -> "tuple[list
     complete = len(sizes) == 1 and min(sizes) <= len(stated) and stated >= set(range(min(sizes)))
     kept = [index for index, number in enumerate(numbers) if number is not None or not complete]
     others = [file.name for file, number in zip(files, numbers, strict=True) if complete and number is None]
-    notes = (f"not of a rank, and left out: {_named(others)}",) if others else ()
+    notes = (f"left out, because they state no rank: {_named(others)}",) if others else ()
     return [files[index] for index in kept], [reads[index] for index in kept], notes
 
 
 def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMED]) + (" …" if len(names) > _MOST_NAMED else "")
+    return ", ".join(names[:_MOST_FILES]) + (" …" if len(names) > _MOST_FILES else "")
 
 
 def _numbers(files: Sequence[Path], reads: "Sequence[RankRead]") -> tuple[list[int], tuple[str, ...]]:

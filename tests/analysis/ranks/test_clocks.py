@@ -30,6 +30,7 @@ def rank(
         size_bytes=np.full(count, 1024),
         sequence=np.full(count, -1),
         step=np.full(count, -1, np.int32),
+        stalled_ns=end - start,
     )
     members = tuple(RankGroup(name, tuple(range(of)), of) for name in groups)
     span = int(end.max() - start.min())
@@ -83,7 +84,7 @@ def test_collectives_that_do_not_synchronize_show_neither_clocks_nor_waits() -> 
     assert len(found.collectives) == 20
     for line in found.collectives:
         assert line.start_skew_ns == 100_000
-        assert (line.last_rank, line.late_ns, line.wait_ns, line.transfer_ns) == (None, None, None, None)
+        assert (line.last_rank, line.late_ns, line.wait_ns, line.transfer_ns) == (1, None, None, None)
     assert [line.wait_ns for line in found.ranks] == [None, None]
     assert found.collective_kinds[0].bus_bytes_per_s is None
 
@@ -157,15 +158,15 @@ def test_collectives_whose_group_is_not_stated_are_not_matched_if_there_are_seve
 
 def test_given_ranks_are_taken_to_be_all_if_no_trace_states_their_number() -> None:
     ranks = [
-        replace(rank(number, rounds(5, after=1_000 * number), host="a"), world_size=0, groups=(RankGroup(""),))
+        replace(rank(number, rounds(5, after=10_000 * number), host="a"), world_size=0, groups=(RankGroup(""),))
         for number in range(3)
     ]
     found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
-    assert {(line.start_skew_ns, line.last_rank, line.wait_ns) for line in found.collectives} == {(2_000, 2, 3_000)}
+    assert {(line.start_skew_ns, line.last_rank, line.wait_ns) for line in found.collectives} == {(20_000, 2, 30_000)}
     assert [problem.id for problem in found.problems] == ["size_not_stated"]
 
 
-def test_only_the_delay_since_the_collective_before_is_new() -> None:
+def test_only_the_delay_since_the_previous_collective_is_new() -> None:
     """Rank 1 leaves every collective 10 µs later and enters the next as much later, but the third 40 µs later."""
     first = rounds(5)
     second = [(start + (40_000 if index == 2 else 10_000), end + 10_000) for index, (start, end) in enumerate(first)]

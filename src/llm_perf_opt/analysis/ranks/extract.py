@@ -44,7 +44,8 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
     side = _device_side(trace, comm, found) if len(trace.work) else _host_side(trace, found)
     stalled = _stalled(found, side.compute)
     units, steps = _units(stages)
-    causes = _causes(trace, found, _segments(found, stalled, side.first_ns), side, calls, names)
+    order = _launch_order(trace, found, side, calls) if len(found.work) else None
+    causes = _causes(trace, found, _segments(found, stalled, side.first_ns), side, calls, names, order)
     groups = list(dict.fromkeys(found.groups))
     place = {group: index for index, group in enumerate(groups)}
     base = _base(trace)
@@ -70,6 +71,7 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
         exposed_ns=_length(side.exposed),
         own_clock=trace.source == "nsys",
         first_ns=side.first_ns + base,
+        in_launch_order=order is not None,
         why="" if len(rows) else _NO_KERNELS if len(trace.collectives) else _NOTHING,
         names=tuple(names),
         groups=tuple(groups),
@@ -235,12 +237,20 @@ def _segments(found: FoundCollectives, stalled: Int64, first_ns: int) -> Interva
     return Intervals(begins.reshape(-1), ends.reshape(-1))
 
 
-def _causes(trace: Trace, found: FoundCollectives, segments: Intervals, side: _Side, calls: Int64, names: _Names) -> Causes:
+def _causes(
+    trace: Trace,
+    found: FoundCollectives,
+    segments: Intervals,
+    side: _Side,
+    calls: Int64,
+    names: _Names,
+    order: Int64 | None,
+) -> Causes:
     parts = []
     if not len(segments):
         return Causes.none()
     if len(found.work):
-        parts.append(_device_causes(trace, segments, side, calls, names))
+        parts.append(_device_causes(trace, segments, side, calls, names, order))
         launched = through(found.call, trace.calls.start_ns)
         known = bool((launched != NONE).all()) and bool((np.diff(launched) >= 0).all())
         if known:
@@ -283,19 +293,40 @@ def _host_causes(trace: Trace, thread: int, windows: Intervals, collective: Int6
     )
 
 
-def _device_causes(trace: Trace, segments: Intervals, side: _Side, calls: Int64, names: _Names) -> Causes:
-    """Return the time of each operator's kernels in the segments of each collective, and the time without work."""
+def _launch_order(trace: Trace, found: FoundCollectives, side: _Side, calls: Int64) -> Int64 | None:
+    """Return when each collective was launched, if every kernel's launch is known and none is launched with a collective.
+
+    In a graph, one call launches all of them.
+    """
+    launched = through(found.call, trace.calls.start_ns)
+    of_others = calls[side.other]
+    known = bool((found.call != NONE).all() and (of_others != NONE).all() and not np.isin(of_others, found.call).any())
+    return launched if known and bool((np.diff(launched) > 0).all()) else None
+
+
+def _device_causes(trace: Trace, segments: Intervals, side: _Side, calls: Int64, names: _Names, launched: Int64 | None) -> Causes:
+    """Return the time of each operator's kernels that belong to each collective, and the time without work.
+
+    These are the kernels that were launched since the previous collective or, if the launches are unknown, ran in the segments.
+    """
     work = trace.work
     rows = side.other
-    piece, window, ns = overlaps(Intervals(work.start_ns[rows], work.end_ns[rows]), segments)
+    collective = np.arange(len(segments)) // 2
+    if launched is None:
+        piece, window, ns = overlaps(Intervals(work.start_ns[rows], work.end_ns[rows]), segments)
+        following = collective[window]
+    else:
+        following = np.searchsorted(launched, trace.calls.start_ns[calls[rows]])
+        piece = np.flatnonzero(following < len(launched))
+        following = following[piece]
+        ns = work.end_ns[rows[piece]] - work.start_ns[rows[piece]]
     owner = _operator_names(trace, rows[piece], calls, names)
     alone = union_blocks(work.start_ns[rows], work.end_ns[rows])
     lengths = segments.end_ns - segments.start_ns
     idle = lengths - _covered(side.busy, segments)
     idle[::2] = (lengths - _covered(alone, segments))[::2]  # during the previous collective, which does not stall the rank
-    collective = np.arange(len(segments)) // 2
     return _summed(
-        np.concatenate([collective[window], collective]),
+        np.concatenate([following, collective]),
         np.concatenate([owner, np.full(len(segments), names[DEVICE_IDLE])]),
         np.concatenate([ns, idle]),
         on_device=True,

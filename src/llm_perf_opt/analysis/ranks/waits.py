@@ -80,7 +80,9 @@ def group_waits(ranks: Sequence[RankTrace], match: GroupMatch, clocks: Clocks) -
     timed = why == KNOWN
     why = np.where(timed & ~match.synchronizing, LEAVES_EARLY, why)
     sure = why == KNOWN
-    tied = ~timed | (late < CLOCKS_AGREE_NS) | (_lead_over_other_hosts(match, entered, order[:, -1], clocks, len(ranks)) < residual)
+    tied = (
+        ~timed | (late < CLOCKS_AGREE_NS) | (_lead_over_other_hosts(match, entered, order[:, -1], clocks, len(ranks)) < residual)
+    )
     transfer = np.maximum(end.max(axis=1) - arrived, 0)
     moved = sure | ((why == BELOW) & match.synchronizing & (transfer >= _WELL_ABOVE * residual))
     waits = np.where(known, np.minimum(arrived[:, None], end) - start, 0).sum(axis=1)
@@ -180,19 +182,20 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
 
     If the device of the last rank was idle for longer, the host decides: its operator with the largest excess. If the rank was
     behind by more than that in the previous collective, that is the cause. What explains less than half of the lateness
-    is no cause, and lateness below what clocks can tell has none. `before` is that of `preceding`.
+    is no cause. If the second-to-last rank was ready earlier than it entered, only what took longer is new, and it is compared
+    only if all ranks know which work was launched between the two collectives. `before` is that of `preceding`.
     """
     count = len(waits.arrived_ns)
-    behind, behind_next = _behind(ranks, waits, before)
+    behind = _behind(ranks, waits, before)
     late_ns = np.maximum(waits.late_ns, 0)
-    newly = late_ns - np.clip(behind_next, 0, late_ns)
-    newly[newly < CLOCKS_AGREE_NS] = 0
-    found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8), newly)
+    found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, np.int64))
     codes = [np.array([names[name] for name in ranks[index].names], np.int64) for index in waits.match.ranks.tolist()]
     idle = names[DEVICE_IDLE]
     caused = waits.late_ns >= 0
-    late = np.flatnonzero(caused & (behind > 0))
-    found.name[late], found.ns[late] = names[LEFT_LATE], behind[late]
+    comparable = all(ranks[index].in_launch_order for index in waits.match.ranks.tolist())
+    mean = np.where(behind.unclear, 0 if comparable else late_ns, behind.mean_ns)
+    late = np.flatnonzero(caused & (mean > 0))
+    found.name[late], found.ns[late] = names[LEFT_LATE], mean[late]
     on_host = np.array([not trace.on_device for trace in ranks], np.bool_)
     for low in range(0, count, _CHUNK):
         rows = np.arange(low, min(low + _CHUNK, count))
@@ -204,8 +207,17 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
         asked = rows[on_host[waits.last[rows]] | (found.name[rows] == idle)]
         _set_causes(ranks, waits, asked, codes, 0, found)
         found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, found.ns[idling])
+    new = np.where(found.name == names[LEFT_LATE], 0, np.minimum(found.ns, late_ns))
+    newly = np.where(behind.unclear, new, late_ns - np.clip(behind.next_ns, 0, late_ns))
+    rest = np.flatnonzero(caused & behind.unclear & (2 * found.ns < late_ns))
+    found.name[rest], found.ns[rest] = names[LEFT_LATE], late_ns[rest] - new[rest]
     explained = 2 * found.ns >= late_ns
-    return LateCauses(np.where(explained, found.name, NONE), np.minimum(found.ns, late_ns), found.on_device, newly)
+    return LateCauses(
+        name=np.where(explained, found.name, NONE),
+        ns=np.minimum(found.ns, late_ns),
+        on_device=found.on_device,
+        newly_ns=np.where(newly < CLOCKS_AGREE_NS, 0, newly),
+    )
 
 
 def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[Int64]:
@@ -223,46 +235,75 @@ def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[I
     return [np.concatenate([np.full(min(len(mine), 1), NONE, np.int64), mine[:-1]]) for mine in numbers]
 
 
-def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> tuple[Int64, Int64]:
-    """Return how far the last rank was behind in the previous collective: the others on average, and the second-to-last.
+@dataclass(frozen=True)
+class _Previous:
+    """The previous collective of each rank, per collective and rank. Moments are on the common clock."""
+
+    which: Int64
+    """Its number."""
+    resumed: Int64
+    """Its entry, plus the time in which the rank stalled. Before the first collective, the start of the first work."""
+    left: Int64
+    """Its end; far in the past if the rank entered the next one earlier."""
+    computed: Bool
+    """Whether the rank computed during it."""
+    queued: Bool
+    """Whether the next one began right at its end."""
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """How far the last rank of each collective was behind in the previous one. 0 where the ranks differ in it."""
+
+    mean_ns: Int64
+    """Compared with the others on average."""
+    next_ns: Int64
+    """Compared with the second-to-last."""
+    unclear: Bool
+    """Whether the second-to-last was ready earlier than it entered, so that its entry does not show how far it was ahead."""
+
+
+def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> _Behind:
+    """Return how far the last rank was behind in the previous collective.
 
     A collective brings ranks level only if they stall until its end. So the larger of two times counts: how much later the last
-    rank left it, and how much later it entered it, with the time added that each rank stalled in it. Each is 0 where the ranks
-    differ in the previous collective.
+    rank left it, and how much later it entered it, with the time added that each rank stalled in it. If computation runs on
+    during collectives, those of a rank that is far ahead queue up, each after the end of the other.
     """
-    which, resumed, left = _previous(ranks, waits, before)
+    previous = _previous(ranks, waits, before)
+    resumed, left, second = previous.resumed, previous.left, waits.next_to_last
     every = np.arange(len(left))
     place = np.minimum(np.searchsorted(waits.match.ranks, np.maximum(waits.last, 0)), len(waits.match.ranks) - 1)
-    own = which[every, place][:, None]
-    same = ((which == own) & (own != NONE) & (waits.last != NONE)[:, None]) | ~waits.known
+    own = previous.which[every, place][:, None]
+    same = ((previous.which == own) & (own != NONE) & (waits.last != NONE)[:, None]) | ~waits.known
     both = (left != _BEFORE) & (left[every, place] != _BEFORE)[:, None]
     later = resumed[every, place][:, None] - resumed
     behind = np.where(both, np.maximum(later, left[every, place][:, None] - left), later)
     behind = np.where(waits.known & same, behind, 0)
     others = np.maximum(waits.known.sum(axis=1) - 1, 1)
-    return np.where(same.all(axis=1), behind.sum(axis=1) // others, 0), behind[every, waits.next_to_last]
+    mean = np.where(same.all(axis=1), behind.sum(axis=1) // others, 0)
+    computed = previous.computed[every, place] | previous.computed[every, second]
+    ahead = previous.queued[every, second] & ~previous.queued[every, place] & (behind[every, second] > 0)
+    return _Behind(mean, behind[every, second], computed & ahead)
 
 
-def _previous(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> tuple[Int64, Int64, Int64]:
-    """Return, per collective and rank, the number of the previous collective and two moments on the common clock.
-
-    The first is its entry plus the time in which the rank stalled, the second its end, unless the rank entered the next one
-    earlier. Before the first collective, both are the start of the first work.
-    """
-    which: Int64 = np.full_like(waits.end_ns, NONE)
-    resumed: Int64 = np.zeros_like(waits.end_ns)
-    left: Int64 = np.full_like(waits.end_ns, _BEFORE)
+def _previous(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> _Previous:
+    shape = waits.end_ns.shape
+    which, resumed, left = np.full(shape, NONE, np.int64), np.zeros(shape, np.int64), np.full(shape, _BEFORE, np.int64)
+    computed, queued = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     for column, index in enumerate(waits.match.ranks.tolist()):
         there = waits.known[:, column]
         rows, table = waits.match.rows[there, column], ranks[index].collectives
-        previous, shift = np.maximum(rows - 1, 0), waits.end_ns[there, column] - table.end_ns[rows]
+        last, shift = np.maximum(rows - 1, 0), waits.end_ns[there, column] - table.end_ns[rows]
+        start, end, stalled = table.start_ns[last], table.end_ns[last], table.stalled_ns[last]
         first, began = rows == 0, ranks[index].first_ns
-        over = table.end_ns[previous] <= table.start_ns[rows]
-        stalled = np.where(over, table.stalled_ns[previous], 0)
+        after = table.start_ns[rows] - end
         which[there, column] = np.where(first, NONE if began is None else _BEGINNING, before[index][rows])
-        resumed[there, column] = np.where(first, began or 0, table.start_ns[previous] + stalled) + shift
-        left[there, column] = np.where(first, began or 0, np.where(over, table.end_ns[previous], _BEFORE - shift)) + shift
-    return which, resumed, left
+        resumed[there, column] = np.where(first, began or 0, start + np.where(after >= 0, stalled, 0)) + shift
+        left[there, column] = np.where(first, began or 0, np.where(after >= 0, end, _BEFORE - shift)) + shift
+        computed[there, column] = ~first & (end - start - stalled > CLOCKS_AGREE_NS)
+        queued[there, column] = ~first & (after >= 0) & (after <= CLOCKS_AGREE_NS)
+    return _Previous(which, resumed, left, computed, queued)
 
 
 def _set_causes(
