@@ -150,7 +150,8 @@ class _Job:
             left = end + (random_.randrange(self.job.end_noise_ns) if self.job.end_noise_ns else 0)
             doubled = 2 if number in self.job.double.get(rank, []) else 1
             if rank in present:
-                entry = {"kind": kind, "data": data * doubled, "group": group, "number": number}
+                launched = start[rank] - 90 if self.job.blocking else self.free[rank]
+                entry = {"kind": kind, "data": data * doubled, "group": group, "number": number, "launched": launched}
                 self.comm[rank].append({"start": start[rank], "end": left, **entry})
             self.sent[rank] = left
             if self.job.blocking:
@@ -219,7 +220,8 @@ class _Job:
             **({"Seq": entry["number"] + 7} if self.job.numbered else {}),
         }  # fmt: skip
         start = entry["start"]
-        event("cuda_runtime", "cudaLaunchKernel", start - 90, start - 80, 1, correlation=correlation)
+        launched = entry["launched"]
+        event("cuda_runtime", "cudaLaunchKernel", launched, launched + 8, 1, correlation=correlation)
         name = KERNEL.format(kind.title().replace("_", ""))
         event("kernel", name, start, entry["end"], 20, device=rank, stream=20, correlation=correlation, **stated)
 

@@ -1,6 +1,8 @@
 """Several ranks as a user gives them: files, a folder, a pattern; read in this process or in others."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,17 @@ def test_traces_of_other_processes_are_left_out_if_all_ranks_are_there(tmp_path:
     assert [Path(line.file).name for line in result.document.ranks] == ["trace_rank0.json", "trace_rank1.json"]
     assert all(line.wait_ns is not None for line in result.document.ranks)
     assert ["server.json" in note for note in result.notes] == [True]
+
+
+def test_a_folder_may_have_lists_of_events_and_databases_of_others(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=2, collectives=2))
+    plain = tmp_path / "plain.json"
+    plain.write_text(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]))
+    with closing(sqlite3.connect(tmp_path / "mlflow.sqlite")) as database:
+        database.execute("CREATE TABLE runs (id INTEGER)")
+    found, notes = traces_of([tmp_path])
+    assert found == [plain, *truth.files]
+    assert ["mlflow.sqlite" in note for note in notes] == [True]
 
 
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:

@@ -105,9 +105,11 @@ def _summary(found: RanksAnalysis) -> list[Block]:
     worst = max(found.ranks, key=lambda line: line.newly_late_ns or 0)
     if (worst.newly_late_ns or 0) >= _WORTH_NAMING * (worst.span_ns or 0) and worst.last:
         count = sum(worst.rank in line.ranks and line.wait_ns is not None for line in found.collectives)
+        lasts = [line for line in found.collectives if line.last_rank == worst.rank and line.late_ns is not None]
+        least = "at least " if any(line.newly_late_ns is None for line in lasts) else ""
         words += (
             f" Rank {worst.rank} was the last to enter {worst.last:,} of its {count:,} collectives and fell behind by "
-            f"{duration(worst.newly_late_ns or 0)} in total."
+            f"{least}{duration(worst.newly_late_ns or 0)} in total."
         )
     return [Paragraph(words)]
 
@@ -217,7 +219,9 @@ def _worst(lines: Sequence[CollectiveLine], count: int) -> Table:
     return table
 
 
-_NO_CAUSE = Missing("nothing that took longer than on the other ranks explains half of it")
+_NO_CAUSE = Missing(
+    "nothing that took longer than on the other ranks explains half of it, or it is unknown when each rank was ready"
+)
 
 
 def _cause(cause: str, where: str) -> Cell | Missing:

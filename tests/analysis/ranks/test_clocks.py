@@ -10,6 +10,8 @@ from llm_perf_opt.analysis.ranks.clocks import matched_on_one_clock
 from llm_perf_opt.analysis.ranks.matching import GroupMatch
 from llm_perf_opt.analysis.ranks.rank_trace import Occurrences, RankGroup, RankTrace
 from llm_perf_opt.analysis.ranks.ranks_analysis import RankFile, analyze_ranks
+from llm_perf_opt.report.ranks_document import ranks_document
+from llm_perf_opt.report.terminal import render_text
 
 PERIOD_NS = 1_000_000
 OFFSET_NS = 5_000_000
@@ -188,3 +190,70 @@ def test_a_trace_that_begins_later_is_behind_at_its_first_collective() -> None:
     found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
     assert (found.collectives[0].late_ns, found.collectives[0].newly_late_ns) == (40_000, 10_000)
     assert found.collectives[0].cause == "(already behind)"
+
+
+def test_collectives_of_two_groups_that_overlap_count_a_delay_once() -> None:
+    """Rank 1 enters the first 50 µs late, and the second, which it enters before it leaves the first, 80 µs late."""
+    own = [[(100_000, 300_000), (120_000, 250_000)], [(150_000, 300_000), (200_000, 250_000)]]
+    ranks = [replace(rank(number, own[number], host="a", groups=("tp", "dp")), first_ns=0) for number in range(2)]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    assert [(line.late_ns, line.newly_late_ns) for line in found.collectives] == [(50_000, 50_000), (80_000, 30_000)]
+
+
+def test_the_transfer_is_known_where_it_is_well_above_the_residual() -> None:
+    """The ranks of two hosts enter together. The residual is 10 µs; one collective takes 2 ms, the others 50 µs."""
+    times = [(3 * start, 3 * start + (2_000_000 if index == 4 else 50_000)) for index, (start, _) in enumerate(rounds(30))]
+    noisy = [(start, end + 10_000 * (1 - index % 3)) for index, (start, end) in enumerate(times)]
+    ranks = [rank(0, times, host="a"), rank(1, noisy, host="b")]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    assert found.hosts[1].residual_ns == 10_000
+    assert {(line.start_skew_ns, line.last_rank, line.wait_ns) for line in found.collectives} == {(None, None, None)}
+    assert [line.index for line in found.collectives if line.transfer_ns is not None] == [4]
+    assert found.collectives[4].transfer_ns == pytest.approx(2_000_000, abs=10_000)
+    (kind,) = found.collective_kinds
+    assert (kind.transfers, kind.waits) == (1, 0)
+    assert kind.bus_bytes_per_s == pytest.approx(1024 / 2e-3, rel=0.01)
+
+
+def test_ranks_that_enter_closer_together_than_clocks_tell_are_level() -> None:
+    ranks = [rank(number, rounds(5, after=4_000 * number), host="a") for number in range(2)]
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    assert {(line.start_skew_ns, line.last_rank, line.wait_ns) for line in found.collectives} == {(4_000, None, 4_000)}
+    assert [(line.last, line.newly_late_ns) for line in found.ranks] == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("host", "ahead", "size", "peak", "share"),
+    [
+        ("a", 0, 1 << 20, True, True),
+        ("a", 0, 1 << 30, True, False),
+        ("", 0, 1 << 20, False, False),
+        ("a", 30 * PERIOD_NS, 1 << 20, False, False),
+    ],
+)
+def test_the_peak_of_the_link_needs_one_known_host(host: str, ahead: int, size: int, peak: bool, share: bool) -> None:
+    """Above the peak, the share is n/a; with clocks apart, ranks with one host name may be on several."""
+    ranks = []
+    for number in range(2):
+        trace = rank(number, rounds(20, after=10_000 * number, ahead=ahead * number), host=host)
+        table = replace(trace.collectives, size_bytes=np.full(20, size))
+        ranks.append(replace(trace, device="NVIDIA H100 80GB HBM3", collectives=table))
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    (kind,) = found.collective_kinds
+    assert (kind.link_bytes_per_s is not None) == peak
+    assert kind.bus_bytes_per_s is not None
+    table_shown = next(table for table in ranks_document(found).tables if table.id == "collective-kinds")
+    assert table_shown.rows[0][8].text.startswith("n/a") != share
+
+
+def test_the_page_of_many_kinds_fits_and_counts_the_collectives_of_the_rank() -> None:
+    """Rank 1 is last in all collectives of its group; the other group has as many."""
+    ranks = []
+    for number in range(4):
+        trace = rank(number, rounds(10, after=50_000 if number == 1 else 0), host="a", of=4)
+        group = RankGroup(str(number // 2), (number - number % 2, number - number % 2 + 1), 2)
+        ranks.append(replace(trace, device="NVIDIA H100 80GB HBM3", groups=(group,), first_ns=0))
+    found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
+    text = render_text(ranks_document(found))
+    assert max(map(len, text.splitlines())) <= 110
+    assert "last to enter 10 of its 10 collectives" in text

@@ -96,7 +96,7 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     why: str = ""
     """Why the waiting is unknown; empty if it is known."""
     newly_late_ns: int | None = None
-    """The part of `late_ns` that arose since the previous collective."""
+    """The part of `late_ns` that arose since the previous collective; None if unknown."""
 
 
 class CollectiveKindLine(msgspec.Struct, frozen=True):

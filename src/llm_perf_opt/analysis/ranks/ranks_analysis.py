@@ -155,7 +155,7 @@ def _collective(numbers: Sequence[int], group: GroupWaits, row: int, step: str, 
         missing=[rank for rank, present in zip(who, there, strict=True) if not present],
         mismatched=bool(match.mismatched[row]),
         why=WHY[int(group.why[row])],
-        newly_late_ns=cause.newly_ns if group.late_ns[row] >= 0 else None,
+        newly_late_ns=cause.newly_ns if group.late_ns[row] >= 0 and cause.newly_ns >= 0 else None,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.ranks.clocks import Clocks
 from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS, GroupMatch, gathered
-from llm_perf_opt.analysis.ranks.rank_trace import DEVICE_IDLE, LEFT_LATE, NameIndex, RankTrace
+from llm_perf_opt.analysis.ranks.rank_trace import DEVICE_IDLE, LEFT_LATE, NameIndex, Occurrences, RankTrace
 from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.traces.events import Bool, Columns, Int64, UInt8
 from llm_perf_opt.traces.nesting import NONE
@@ -17,6 +17,8 @@ _BEGINNING = -2
 """Stands for the beginning of a trace among the previous collectives."""
 _WELL_ABOVE = 10
 """How many times the residual a transfer must be to be known where the skew is below it."""
+_OVERLAPPED = 0.1
+"""The least share of collectives during which a rank computes that makes it a job with overlap, not a few kernels that spill."""
 _CHUNK = 4096
 """Collectives whose causes are held in memory at once."""
 KNOWN, NO_SIZE, INCOMPLETE, MISMATCHED, NO_CLOCK, IMPOSSIBLE, BELOW, LEAVES_EARLY = range(8)
@@ -174,7 +176,7 @@ class LateCauses(Columns):
     on_device: "UInt8"
     """Whether it is time of the device."""
     newly_ns: "Int64"
-    """The part of the lateness that arose since the previous collective; 0 if it is below what clocks can tell."""
+    """The part of the lateness that arose since the previous collective; 0 if it is below what clocks can tell, -1 if unknown."""
 
 
 def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64], names: NameIndex) -> LateCauses:
@@ -182,8 +184,8 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
 
     If the device of the last rank was idle for longer, the host decides: its operator with the largest excess. If the rank was
     behind by more than that in the previous collective, that is the cause. What explains less than half of the lateness
-    is no cause. If the second-to-last rank was ready earlier than it entered, only what took longer is new, and it is compared
-    only if all ranks know which work was launched between the two collectives. `before` is that of `preceding`.
+    is no cause. If a rank may have been ready earlier than it entered, only what took longer is new; this is known only if the
+    traces of all ranks show which work was launched between the two collectives. `before` is that of `preceding`.
     """
     count = len(waits.arrived_ns)
     behind = _behind(ranks, waits, before)
@@ -193,7 +195,8 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
     idle = names[DEVICE_IDLE]
     caused = waits.late_ns >= 0
     comparable = all(ranks[index].in_launch_order for index in waits.match.ranks.tolist())
-    mean = np.where(behind.unclear, 0 if comparable else late_ns, behind.mean_ns)
+    caused &= ~behind.unclear | comparable
+    mean = np.where(behind.unclear, 0, behind.mean_ns)
     late = np.flatnonzero(caused & (mean > 0))
     found.name[late], found.ns[late] = names[LEFT_LATE], mean[late]
     on_host = np.array([not trace.on_device for trace in ranks], np.bool_)
@@ -207,16 +210,17 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
         asked = rows[on_host[waits.last[rows]] | (found.name[rows] == idle)]
         _set_causes(ranks, waits, asked, codes, 0, found)
         found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, found.ns[idling])
-    new = np.where(found.name == names[LEFT_LATE], 0, np.minimum(found.ns, late_ns))
+    new = np.minimum(found.ns, late_ns)
     newly = np.where(behind.unclear, new, late_ns - np.clip(behind.next_ns, 0, late_ns))
-    rest = np.flatnonzero(caused & behind.unclear & (2 * found.ns < late_ns))
-    found.name[rest], found.ns[rest] = names[LEFT_LATE], late_ns[rest] - new[rest]
-    explained = 2 * found.ns >= late_ns
+    newly[newly < CLOCKS_AGREE_NS] = 0
+    rest = np.flatnonzero(caused & behind.unclear & ((2 * new < late_ns) | (new < CLOCKS_AGREE_NS)))
+    found.name[rest], found.ns[rest] = names[LEFT_LATE], late_ns[rest] - newly[rest]
+    explained = caused & (2 * found.ns >= late_ns)
     return LateCauses(
         name=np.where(explained, found.name, NONE),
         ns=np.minimum(found.ns, late_ns),
         on_device=found.on_device,
-        newly_ns=np.where(newly < CLOCKS_AGREE_NS, 0, newly),
+        newly_ns=np.where(behind.unclear & (not comparable), -1, newly),
     )
 
 
@@ -245,9 +249,11 @@ class _Previous:
     """Its entry, plus the time in which the rank stalled. Before the first collective, the start of the first work."""
     left: Int64
     """Its end; far in the past if the rank entered the next one earlier."""
-    computed: Bool
-    """Whether the rank computed during it."""
+    computes: Bool
+    """Whether the rank computes during collectives."""
     queued: Bool
+    """Whether it began right at the end of the one before it: the rank may have been ready earlier."""
+    queuing: Bool
     """Whether the next one began right at its end."""
 
 
@@ -260,7 +266,7 @@ class _Behind:
     next_ns: Int64
     """Compared with the second-to-last."""
     unclear: Bool
-    """Whether the second-to-last was ready earlier than it entered, so that its entry does not show how far it was ahead."""
+    """Whether a rank may have been ready earlier than it entered, so that entries do not show how far it was ahead."""
 
 
 def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> _Behind:
@@ -282,15 +288,15 @@ def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int6
     behind = np.where(waits.known & same, behind, 0)
     others = np.maximum(waits.known.sum(axis=1) - 1, 1)
     mean = np.where(same.all(axis=1), behind.sum(axis=1) // others, 0)
-    computed = previous.computed[every, place] | previous.computed[every, second]
-    ahead = previous.queued[every, second] & ~previous.queued[every, place] & (behind[every, second] > 0)
-    return _Behind(mean, behind[every, second], computed & ahead)
+    computes = previous.computes[place] | previous.computes[second]
+    queued = previous.queued[every, place] | previous.queued[every, second] | previous.queuing[every, second]
+    return _Behind(mean, behind[every, second], computes & queued & same[every, second])
 
 
 def _previous(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> _Previous:
     shape = waits.end_ns.shape
     which, resumed, left = np.full(shape, NONE, np.int64), np.zeros(shape, np.int64), np.full(shape, _BEFORE, np.int64)
-    computed, queued = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    queued, queuing, computes = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_), np.zeros(shape[1], np.bool_)
     for column, index in enumerate(waits.match.ranks.tolist()):
         there = waits.known[:, column]
         rows, table = waits.match.rows[there, column], ranks[index].collectives
@@ -301,9 +307,17 @@ def _previous(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[In
         which[there, column] = np.where(first, NONE if began is None else _BEGINNING, before[index][rows])
         resumed[there, column] = np.where(first, began or 0, start + np.where(after >= 0, stalled, 0)) + shift
         left[there, column] = np.where(first, began or 0, np.where(after >= 0, end, _BEFORE - shift)) + shift
-        computed[there, column] = ~first & (end - start - stalled > CLOCKS_AGREE_NS)
-        queued[there, column] = ~first & (after >= 0) & (after <= CLOCKS_AGREE_NS)
-    return _Previous(which, resumed, left, computed, queued)
+        computes[column], at_once = _overlapped(table)
+        queued[there, column], queuing[there, column] = at_once[last], at_once[rows]
+    return _Previous(which, resumed, left, computes, queued, queuing)
+
+
+def _overlapped(table: Occurrences) -> tuple[bool, Bool]:
+    """Return whether a rank computes during collectives, and which of them began right at the end of the previous one."""
+    after = table.start_ns[1:] - table.end_ns[:-1]
+    at_once = np.concatenate([[False], (after >= 0) & (after <= CLOCKS_AGREE_NS)])[: len(table)]
+    overlapped = table.end_ns - table.start_ns - table.stalled_ns > CLOCKS_AGREE_NS
+    return bool(overlapped.sum() > _OVERLAPPED * len(table)), at_once
 
 
 def _set_causes(
