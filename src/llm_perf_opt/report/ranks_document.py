@@ -34,7 +34,7 @@ TOP = 15
 _MOST_RANKS = 64
 _WORTH_NAMING = 0.01
 """The least share of its time by which a rank must fall behind to be named in the summary."""
-_NO_TRACE = Missing("its trace is incomplete")
+_NO_TRACE = Missing("the trace is incomplete")
 _NO_CLOCK = Missing("the collectives do not show the offset of its clock")
 _UNKNOWN = Missing("the waiting is known for none of the collectives")
 _TIED = Missing("the last two ranks enter it closer together than the clocks can tell")

@@ -101,7 +101,7 @@ def _trace(file: Path, use_cache: bool, stages: _Stages) -> tuple[Trace, tuple[s
 
 def _without_figures(trace: Trace) -> RankTrace:
     why = "; ".join(problem.what for problem in trace.problems if problem.fatal)
-    return without_figures(trace, f"its trace is incomplete: {why}")
+    return without_figures(trace, f"the trace is incomplete: {why}")
 
 
 # --- the child --------------------------------------------------------------------------------------------------------

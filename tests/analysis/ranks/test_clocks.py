@@ -92,7 +92,7 @@ def test_collectives_that_do_not_synchronize_show_neither_clocks_nor_waits() -> 
 
 
 def test_a_trace_without_collectives_leaves_the_other_clocks_alone() -> None:
-    empty = RankTrace(0, 3, "a", "", False, 0, 0, 0, 0, why="its trace is incomplete")
+    empty = RankTrace(0, 3, "a", "", False, 0, 0, 0, 0, why="the trace is incomplete")
     ranks = [empty, rank(1, rounds(20), host="b", of=3), rank(2, rounds(20, ahead=OFFSET_NS), host="c", of=3)]
     clocks, found = matched_on_one_clock(ranks)
     assert clocks.offsets(3) == [None, 0, OFFSET_NS]

@@ -209,7 +209,7 @@ def test_a_trace_of_several_devices_has_no_figures(tmp_path: Path) -> None:
     truth.files[1].write_text(content.replace('"device": 1, "stream": 7', '"device": 5, "stream": 7'))
     found = analyzed(truth.files)
     assert [line.busy_ns for line in found.ranks] == [truth.busy_ns[0], None]
-    assert found.ranks[1].why == "its trace has kernels of 2 devices: record one trace per rank"
+    assert found.ranks[1].why == "the trace has kernels of 2 devices: record one trace per rank"
     assert [(line.missing, line.transfer_ns) for line in found.collectives] == [([1], None)] * 4
     table = next(table for table in ranks_document(found).tables if table.id == "ranks")
     assert found.ranks[1].why in table.reasons

@@ -27,8 +27,8 @@ from llm_perf_opt.traces.nesting import NONE, lanes_of, nest
 from llm_perf_opt.traces.projection import launching_calls, through
 
 _LATEST_NS = 2**61
-_NO_KERNELS = "its trace has launches of collectives but no kernels of them: record CUDA activity as well"
-_NOTHING = "its trace contains no collective"
+_NO_KERNELS = "the trace has launches of collectives but no kernels of them: record CUDA activity as well"
+_NOTHING = "the trace contains no collective"
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -36,7 +36,7 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
     """Return what a rank's trace contributes."""
     devices = len(different(trace.work.device[trace.work.kind == WorkKind.KERNEL]))
     if devices > 1:
-        return without_figures(trace, f"its trace has kernels of {devices} devices: record one trace per rank")
+        return without_figures(trace, f"the trace has kernels of {devices} devices: record one trace per rank")
     comm = communication(trace)
     calls = launching_calls(trace)
     found = find_collectives(trace, comm, calls)
@@ -294,20 +294,22 @@ def _host_causes(trace: Trace, thread: int, windows: Intervals, collective: Int6
 
 
 def _launch_order(trace: Trace, found: FoundCollectives, side: _Side, calls: Int64) -> Int64 | None:
-    """Return when each collective was launched, if every kernel's launch is known and none is launched with a collective.
+    """Return when each collective was launched; None if that is unknown, or if a call launches other kernels with it (a graph).
 
-    In a graph, one call launches all of them.
+    The first ones may have been launched before the recording began.
     """
-    launched = through(found.call, trace.calls.start_ns)
-    of_others = calls[side.other]
-    known = bool((found.call != NONE).all() and (of_others != NONE).all() and not np.isin(of_others, found.call).any())
-    return launched if known and bool((np.diff(launched) > 0).all()) else None
+    known = found.call != NONE
+    launched = np.where(known, through(found.call, trace.calls.start_ns), -_LATEST_NS + np.arange(len(known)))
+    first = int(known.argmax())
+    if not known[first:].all() or np.isin(calls[side.other], found.call[first:]).any():
+        return None
+    return launched if bool((np.diff(launched) > 0).all()) else None
 
 
 def _device_causes(trace: Trace, segments: Intervals, side: _Side, calls: Int64, names: _Names, launched: Int64 | None) -> Causes:
     """Return the time of each operator's kernels that belong to each collective, and the time without work.
 
-    These are the kernels that were launched since the previous collective or, if the launches are unknown, ran in the segments.
+    These are the kernels that were launched since the previous collective or, if its launch is unknown, ran in the segments.
     """
     work = trace.work
     rows = side.other
@@ -316,7 +318,9 @@ def _device_causes(trace: Trace, segments: Intervals, side: _Side, calls: Int64,
         piece, window, ns = overlaps(Intervals(work.start_ns[rows], work.end_ns[rows]), segments)
         following = collective[window]
     else:
-        following = np.searchsorted(launched, trace.calls.start_ns[calls[rows]])
+        by_time = np.searchsorted(segments.end_ns[1::2], work.start_ns[rows])
+        by_launch = np.searchsorted(launched, through(calls[rows], trace.calls.start_ns))
+        following = np.where(calls[rows] == NONE, by_time, by_launch)
         piece = np.flatnonzero(following < len(launched))
         following = following[piece]
         ns = work.end_ns[rows[piece]] - work.start_ns[rows[piece]]

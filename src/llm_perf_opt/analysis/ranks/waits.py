@@ -191,25 +191,12 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
     behind = _behind(ranks, waits, before)
     late_ns = np.maximum(waits.late_ns, 0)
     found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, np.int64))
-    codes = [np.array([names[name] for name in ranks[index].names], np.int64) for index in waits.match.ranks.tolist()]
-    idle = names[DEVICE_IDLE]
-    caused = waits.late_ns >= 0
     comparable = all(ranks[index].in_launch_order for index in waits.match.ranks.tolist())
-    caused &= ~behind.unclear | comparable
+    caused = (waits.late_ns >= 0) & (~behind.unclear | comparable)
     mean = np.where(behind.unclear, 0, behind.mean_ns)
     late = np.flatnonzero(caused & (mean > 0))
     found.name[late], found.ns[late] = names[LEFT_LATE], mean[late]
-    on_host = np.array([not trace.on_device for trace in ranks], np.bool_)
-    for low in range(0, count, _CHUNK):
-        rows = np.arange(low, min(low + _CHUNK, count))
-        rows = rows[caused[rows]]
-        _set_causes(ranks, waits, rows, codes, 1, found)
-        idling = rows[found.name[rows] == idle]
-        idle_ns = found.ns[idling].copy()
-        found.ns[idling] = 0  # the host explains an idle device
-        asked = rows[on_host[waits.last[rows]] | (found.name[rows] == idle)]
-        _set_causes(ranks, waits, asked, codes, 0, found)
-        found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, found.ns[idling])
+    _search(ranks, waits, np.flatnonzero(caused), names, found)
     new = np.minimum(found.ns, late_ns)
     newly = np.where(behind.unclear, new, late_ns - np.clip(behind.next_ns, 0, late_ns))
     newly[newly < CLOCKS_AGREE_NS] = 0
@@ -318,6 +305,22 @@ def _overlapped(table: Occurrences) -> tuple[bool, Bool]:
     at_once = np.concatenate([[False], (after >= 0) & (after <= CLOCKS_AGREE_NS)])[: len(table)]
     overlapped = table.end_ns - table.start_ns - table.stalled_ns > CLOCKS_AGREE_NS
     return bool(overlapped.sum() > _OVERLAPPED * len(table)), at_once
+
+
+def _search(ranks: Sequence[RankTrace], waits: GroupWaits, caused: Int64, names: NameIndex, found: LateCauses) -> None:
+    """Set what took longer on the last rank, on its device or, if that was idle, on its host."""
+    codes = [np.array([names[name] for name in ranks[index].names], np.int64) for index in waits.match.ranks.tolist()]
+    idle = names[DEVICE_IDLE]
+    on_host = np.array([not trace.on_device for trace in ranks], np.bool_)
+    for low in range(0, len(caused), _CHUNK):
+        rows = caused[low : low + _CHUNK]
+        _set_causes(ranks, waits, rows, codes, 1, found)
+        idling = rows[found.name[rows] == idle]
+        idle_ns = found.ns[idling].copy()
+        found.ns[idling] = 0  # the host explains an idle device
+        asked = rows[on_host[waits.last[rows]] | (found.name[rows] == idle)]
+        _set_causes(ranks, waits, asked, codes, 0, found)
+        found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, found.ns[idling])
 
 
 def _set_causes(
