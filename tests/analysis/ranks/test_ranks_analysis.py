@@ -1,5 +1,6 @@
 """Several ranks: exact where the truth is known, and the figures of recorded jobs."""
 
+import json
 import re
 from pathlib import Path
 from statistics import median
@@ -190,6 +191,24 @@ def test_delays_of_a_job_whose_collectives_overlap_computation(tmp_path: Path, r
     assert (found.ranks[1].late_ns or 0) > delays[1]
     made = {(line.cause, line.collectives) for line in found.causes if line.cause != "(already behind)"}
     assert made == {("aten::mm", 4)}
+
+
+def test_work_that_was_launched_before_the_recording_is_not_compared_by_launch(tmp_path: Path) -> None:
+    """The first kernels of rank 0 have no launches: delays are unknown in their rounds, and the same in the others."""
+    truth = write_job(tmp_path, Job(ranks=2, collectives=12, blocking=False, late={1: 60_000}, seed=1))
+    whole = analyzed(truth.files)
+    trace = json.loads(truth.files[0].read_text())
+    kernels = sorted((event["ts"], event["args"]["correlation"]) for event in trace["traceEvents"] if event["cat"] == "kernel")
+    lost = {correlation for _, correlation in kernels[:4]}
+    trace["traceEvents"] = [
+        event for event in trace["traceEvents"] if event["cat"] != "cuda_runtime" or event["args"]["correlation"] not in lost
+    ]
+    truth.files[0].write_text(json.dumps(trace))
+    found = analyzed(truth.files)
+    delays, before = ([line.newly_late_ns for line in document.collectives] for document in (found, whole))
+    assert delays[3:] == before[3:]
+    assert all(delay in (None, expected) for delay, expected in zip(delays, before, strict=True))
+    assert ("aten::mm", 4) in {(line.cause, line.collectives) for line in found.causes}
 
 
 def test_delays_of_overlapping_collectives_on_the_host_are_not_invented(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
         exposed_ns=_length(side.exposed),
         own_clock=trace.source == "nsys",
         first_ns=side.first_ns + base,
-        in_launch_order=order is not None,
+        ordered_from=None if order is None else _ordered_from(trace, found, side, calls, order),
         why="" if len(rows) else _NO_KERNELS if len(trace.collectives) else _NOTHING,
         names=tuple(names),
         groups=tuple(groups),
@@ -304,6 +304,17 @@ def _launch_order(trace: Trace, found: FoundCollectives, side: _Side, calls: Int
     if not known[first:].all() or np.isin(calls[side.other], found.call[first:]).any():
         return None
     return launched if bool((np.diff(launched) > 0).all()) else None
+
+
+def _ordered_from(trace: Trace, found: FoundCollectives, side: _Side, calls: Int64, launched: Int64) -> int:
+    """Return the row of the first collective before which every launch is known."""
+    of_others = calls[side.other]
+    unknown, known = trace.work.start_ns[side.other[of_others == NONE]], of_others[of_others != NONE]
+    if not len(unknown) and found.call[0] != NONE:
+        return 0
+    recorded = trace.calls.start_ns[known].min(initial=int(launched[-1]))
+    by_launch, by_time = np.searchsorted(launched, recorded), np.searchsorted(found.start_ns, unknown.max(initial=0))
+    return int(max(by_launch, by_time)) + 1
 
 
 def _device_causes(trace: Trace, segments: Intervals, side: _Side, calls: Int64, names: _Names, launched: Int64 | None) -> Causes:

@@ -111,8 +111,8 @@ class RankTrace:
     """Why it has no collectives, or no figures at all; empty if it has collectives."""
     own_clock: bool = False
     """Whether its times count from the start of its recording (nsys), so that no other trace shares its clock."""
-    in_launch_order: bool = False
-    """Whether `causes` has the work of the device by launch: all that was launched since the previous collective, when it ran."""
+    ordered_from: int | None = None
+    """Row of the collective from which on `causes` has the work of the device by launch; None if there is none."""
     first_ns: int | None = None
     """Start of its first work, on the clock of its host; None if unknown."""
     names: tuple[str, ...] = ()

@@ -191,7 +191,7 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
     behind = _behind(ranks, waits, before)
     late_ns = np.maximum(waits.late_ns, 0)
     found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, np.int64))
-    comparable = all(ranks[index].in_launch_order for index in waits.match.ranks.tolist())
+    comparable = _comparable(ranks, waits)
     caused = (waits.late_ns >= 0) & (~behind.unclear | comparable)
     mean = np.where(behind.unclear, 0, behind.mean_ns)
     late = np.flatnonzero(caused & (mean > 0))
@@ -207,7 +207,7 @@ def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[
         name=np.where(explained, found.name, NONE),
         ns=np.minimum(found.ns, late_ns),
         on_device=found.on_device,
-        newly_ns=np.where(behind.unclear & (not comparable), -1, newly),
+        newly_ns=np.where(behind.unclear & ~comparable, -1, newly),
     )
 
 
@@ -307,20 +307,35 @@ def _overlapped(table: Occurrences) -> tuple[bool, Bool]:
     return bool(overlapped.sum() > _OVERLAPPED * len(table)), at_once
 
 
+def _comparable(ranks: Sequence[RankTrace], waits: GroupWaits) -> Bool:
+    """Return for which collectives all ranks know the work that was launched since the previous one."""
+    never = np.iinfo(np.int64).max
+    first = [ranks[index].ordered_from for index in waits.match.ranks.tolist()]
+    known = waits.match.rows >= np.array([never if row is None else row for row in first], np.int64)
+    return np.asarray((known | ~waits.known).all(axis=1), np.bool_)
+
+
 def _search(ranks: Sequence[RankTrace], waits: GroupWaits, caused: Int64, names: NameIndex, found: LateCauses) -> None:
-    """Set what took longer on the last rank, on its device or, if that was idle, on its host."""
+    """Set what took longer on the last rank: on its device or, if that was idle, on its host, at most for as long as it idled.
+
+    The host is examined only if all ranks have its times.
+    """
     codes = [np.array([names[name] for name in ranks[index].names], np.int64) for index in waits.match.ranks.tolist()]
     idle = names[DEVICE_IDLE]
     on_host = np.array([not trace.on_device for trace in ranks], np.bool_)
+    mine = [ranks[index] for index in waits.match.ranks.tolist() if len(ranks[index].collectives)]
+    have_hosts = all((trace.causes.on_device == 0).any() for trace in mine)
     for low in range(0, len(caused), _CHUNK):
         rows = caused[low : low + _CHUNK]
         _set_causes(ranks, waits, rows, codes, 1, found)
+        if not have_hosts:
+            continue
         idling = rows[found.name[rows] == idle]
         idle_ns = found.ns[idling].copy()
         found.ns[idling] = 0  # the host explains an idle device
         asked = rows[on_host[waits.last[rows]] | (found.name[rows] == idle)]
         _set_causes(ranks, waits, asked, codes, 0, found)
-        found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, found.ns[idling])
+        found.ns[idling] = np.where(found.name[idling] == idle, idle_ns, np.minimum(found.ns[idling], idle_ns))
 
 
 def _set_causes(
