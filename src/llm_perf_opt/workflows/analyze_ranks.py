@@ -62,7 +62,8 @@ def traces_of(sources: Sequence[Path]) -> tuple[list[Path], tuple[str, ...]]:
     for source in sources:
         files = _matches(source)
         if files is None and there(source, "Give traces, a folder of traces or a run folder.").is_dir():
-            files, more = ([source], ()) if (source / _RUN_FILE).is_file() else _in_folder(source)
+            is_run = os.path.lexists(source / _RUN_FILE)  # also if it is not a file: reading the run says so
+            files, more = ([source], ()) if is_run else _in_folder(source)
             notes += more
         found += files or [source]
     return list(dict.fromkeys(found)), notes
