@@ -25,9 +25,9 @@ _OVERRIDES = typer.Argument(
     "runtime.num_new_tokens=128.",
     autocompletion=complete_override,
 )
-_RATES = "Requests per second, separated by commas. Without it and --concurrency, rates are found by bisection to the knee."
+_RATES = "Requests per second, separated by commas. Without --rates and --concurrency, bisection finds the knee."
 _KNEE = "They also define the knee: the highest rate at which 90 % of the requests are good and none pile up."
-_LEAST_S = "Put each load on the server for at least this many seconds, with more requests if needed; 0: --requests is enough."
+_LEAST_S = "Minimum seconds per load; more requests are sent if needed. With 0, each load has exactly --requests."
 _GENERATOR = "The load generator: aiperf, or one that comes with an engine."
 _PROFILE = "The load of the short profiled point at the end; by default the knee."
 
@@ -46,7 +46,7 @@ def serve(
     requests: Annotated[int, _option("Requests per load, at least.", min=2)] = 100,
     least_s: Annotated[float, _option(_LEAST_S, min=0)] = 10.0,
     warmup: Annotated[int, _option("Requests before each load that are not recorded.", min=1)] = 5,
-    points: Annotated[int, _option("The most rates of a bisection.", min=2, max=50)] = 8,
+    points: Annotated[int, _option("Maximum number of rates that the bisection tries.", min=2, max=50)] = 8,
     profile: Annotated[float | None, _option(_PROFILE, min=0.001)] = None,
     no_profile: Annotated[bool, _option("Do not profile.", "--no-profile")] = False,
     profile_s: Annotated[float, _option("About how many seconds of load to profile.", min=0.1)] = 5.0,
@@ -62,7 +62,7 @@ def serve(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Put load on an engine's server, from light to too much, and write a run folder.
+    """Measure an engine's server under increasing load, up to overload, and write a run folder.
 
     Starts the server from the same settings as `llm-perf run`, on 127.0.0.1, or attaches to one with --url. A load generator in
     an environment of its own sends the requests.
