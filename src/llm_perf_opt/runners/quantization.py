@@ -48,6 +48,9 @@ _LEAST_TRIES, _MOST_TRIES = 3, 15
 _TRY_S = 0.03
 """After the fewest tries, a product is not tried again if it took this long."""
 _ALL = 1 << 62
+_LANES = 16
+"""PACKED reads this many inputs at a time. With another number of inputs it reads beyond the end, and torch 2.13 crashes with
+bf16 on a processor with AVX-512."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 Shape = tuple[int, int]
@@ -74,9 +77,14 @@ class Int8Linear(nn.Module):
         self.register_buffer("packed_scales", scales.to(weight.dtype), persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach().clone(), persistent=False)
         self.out_features, self.in_features = weight.shape
-        self.kernel_rows = _ALL
+        self.kernel_rows = _ALL if self.packs else 0
         """Inputs with more rows are multiplied with dequantized weights; 0 if PACKED is wrong for this shape."""
         self._dynamic: Product | None = None
+
+    @property
+    def packs(self) -> bool:
+        """Whether PACKED can read weights of this shape."""
+        return self.in_features % _LANES == 0
 
     @classmethod
     def of(cls, weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> "Int8Linear":
@@ -84,6 +92,7 @@ class Int8Linear(nn.Module):
         made = cls(torch.zeros((1, 1), dtype=dtype), None)
         made.weight, made.scales, made.packed_scales = weight.contiguous(), scales, scales.to(dtype)
         made.out_features, made.in_features = weight.shape
+        made.kernel_rows = _ALL if made.packs else 0
         return made
 
     def last(self, outputs: int) -> "Int8Linear":
@@ -251,9 +260,10 @@ def choose_kernels(samples: Mapping[Shape, Int8Linear], rows: int, compiled: boo
     with torch.inference_mode():
         engines = {shape: None if compiled else fastest_engine(layer, rows) for shape, layer in samples.items()}
         packed = {shape: layer for shape, layer in samples.items() if engines[shape] is None}
-        most = _fastest_rows(max(packed.values(), key=lambda layer: layer.weight.numel())) if packed else _ALL
+        packs = [layer for layer in packed.values() if layer.packs]
+        most = _fastest_rows(max(packs, key=lambda layer: layer.weight.numel())) if packs else _ALL
         return {
-            shape: Kernel(engine, most if shape not in packed or _is_correct(part := _part(layer), part.packed) else 0)
+            shape: Kernel(engine, most if shape not in packed or _packed_is_correct(layer) else 0)
             for (shape, layer), engine in zip(samples.items(), engines.values(), strict=True)
         }
 
@@ -261,7 +271,7 @@ def choose_kernels(samples: Mapping[Shape, Int8Linear], rows: int, compiled: boo
 def fastest_engine(layer: Int8Linear, rows: int) -> str | None:
     """Return the engine of DYNAMIC that is correct and faster than the other products for inputs of `rows` rows, or None."""
     inputs, part = _inputs(layer, rows), _part(layer)
-    other = layer.packed if _is_correct(part, part.packed) else layer.dequantized
+    other = layer.packed if _packed_is_correct(layer) else layer.dequantized
     fastest, best = None, _seconds(other, inputs)
     for engine in [name for name in _ENGINES if name in torch.backends.quantized.supported_engines]:
         try:
@@ -279,6 +289,11 @@ def _part(layer: Int8Linear) -> Int8Linear:
     """Return a layer with a few of the outputs, which is quick to check; kernels treat the last outputs of a block apart."""
     count = min(layer.out_features, _BLOCK + layer.out_features % _BLOCK)
     return layer.last(count)
+
+
+def _packed_is_correct(layer: Int8Linear) -> bool:
+    part = _part(layer)
+    return part.packs and _is_correct(part, part.packed)
 
 
 def _is_correct(layer: Int8Linear, product: Product) -> bool:
