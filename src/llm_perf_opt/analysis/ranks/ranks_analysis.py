@@ -188,7 +188,7 @@ def _ranks(
         trace, offset = entry.trace, offsets[index]
         known = trace.span_ns > 0
         waited, undivided = _divided(trace, index, waits, offset or 0) if known else (None, None)
-        last, late, anew = lateness.get(entry.rank, (None, None, None))
+        last, late, newly = lateness.get(entry.rank, (None, None, None))
         found.append(
             RankLine(
                 rank=entry.rank,
@@ -208,7 +208,7 @@ def _ranks(
                 last=last,
                 late_ns=late,
                 undivided_ns=undivided,
-                newly_late_ns=anew,
+                newly_late_ns=newly,
                 why=trace.why,
             )
         )
@@ -228,7 +228,7 @@ def _lateness(lines: Sequence[CollectiveLine]) -> dict[int, tuple[int, int, int]
             mine[0] += 1
             mine[1] += late
             mine[2] += line.newly_late_ns or 0
-    return {rank: (last, late, anew) for rank, (last, late, anew) in found.items()}
+    return {rank: (last, late, newly) for rank, (last, late, newly) in found.items()}
 
 
 def _divided(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: int) -> tuple[int | None, int]:
