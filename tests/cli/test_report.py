@@ -23,7 +23,7 @@ from llm_perf_opt.report.html import _environment
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
+from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
 from whole_runs import whole_run
 
 
@@ -39,12 +39,11 @@ def a_run(path: Path, name: str = "tiny") -> RunFolder:
 
 def a_sweep(path: Path) -> SweepFolder:
     folder = SweepFolder.create(path)
-    done = a_run(folder.point_folder(0))
-    points = (
-        SweepPoint(("runtime.batch_size=1",), ("runtime.batch_size=1",), done.path.name, "complete"),
-        SweepPoint(("runtime.batch_size=2",), ("runtime.batch_size=2",), "", "failed", "No <memory>."),
-        SweepPoint(("runtime.batch_size=4",), ("runtime.batch_size=4",), "002", "complete"),
-    )
+    a_run(folder.point_folder(0))
+    refused = RunFolder.create(folder.point_folder(1))
+    refused.write_manifest(manifest(status="failed", why="No <memory>."))
+    folder.point_folder(2).mkdir()
+    points = tuple(PlannedPoint((words := f"runtime.batch_size={size}",), (words,)) for size in (1, 2, 4))
     folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
     return folder
 
@@ -194,8 +193,8 @@ def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
     assert "is failed and not ranked:</strong> No &lt;memory&gt;." in page
     assert 'href="./000/report.md"' in page, "it leads to what is there"
     assert "/002/" not in page.replace(str(folder.path), ""), "and to nothing that is not"
-    assert f"is damaged and not ranked:</strong> {folder.path / '002'}: No such file" in page, (
-        "a point whose run was removed says so"
+    assert f"is damaged and not ranked:</strong> {folder.path / '002' / 'run.json'} is missing." in page, (
+        "a point whose run.json was removed says so"
     )
     report(str(folder.path / "000"))
     report_lacking(str(folder.path))
@@ -215,7 +214,7 @@ def two_points(path: Path) -> tuple[SweepFolder, RunFolder]:
     folder = SweepFolder.create(path)
     runs = [a_run(folder.point_folder(number)) for number in range(2)]
     swept = [(f"runtime.batch_size={2**number}",) for number in range(2)]
-    points = tuple(SweepPoint(words, words, run.path.name, "complete") for words, run in zip(swept, runs, strict=True))
+    points = tuple(PlannedPoint(words, words) for words in swept)
     folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
     return folder, runs[1]
 

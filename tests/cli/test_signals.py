@@ -21,6 +21,7 @@ from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.run_reader import RunReader
+from llm_perf_opt.workflows.sweep_folder import SweepFolder
 
 
 def signalled(number: int) -> None:
@@ -101,8 +102,7 @@ def test_a_closed_terminal_ends_a_sweep_at_its_point(
     with pytest.raises(HungUp) as caught:
         verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'sweep'}"], multirun=True, quiet=True)
     assert "--resume" in caught.value.remedy
-    points = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["points"]
-    assert [point["status"] for point in points] == ["partial", "pending"]
+    assert [point.status for point in SweepFolder(tmp_path / "sweep").points()] == ["partial", "pending"]
     assert capsys.readouterr().err == "", "it was asked to be quiet"
 
 

@@ -21,7 +21,7 @@ from llm_perf_opt.workflows.compare import Baselines
 from llm_perf_opt.workflows.compressing import compress_file, compressible
 from llm_perf_opt.workflows.housekeeping import Cleanup, Step, carry_out, parse_age, plan_cleanup
 from llm_perf_opt.workflows.run_listing import find_runs
-from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
+from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
 from whole_runs import whole_run
 
 NOW = datetime(2026, 2, 1, tzinfo=timezone.utc)
@@ -206,9 +206,9 @@ def test_a_run_that_has_not_ended_and_changed_lately_may_be_running_elsewhere(tm
 
 
 def sweep(path: Path) -> Path:
-    points = tuple(SweepPoint((), (f"a={number}",), f"00{number}", "complete") for number in range(2))
-    for point in points:
-        made(path / point.folder, 5)
+    points = tuple(PlannedPoint((), (f"a={number}",)) for number in range(2))
+    for number in range(2):
+        made(path / f"00{number}", 5)
     SweepFolder(path).write(Sweep(SCHEMA, "0", "2026-01-05T00:00:00+00:00", ("x",), None, points))
     return path
 

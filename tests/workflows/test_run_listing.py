@@ -16,7 +16,7 @@ from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.workflows import run_reader
 from llm_perf_opt.workflows.run_listing import list_runs
-from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
+from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
 
 
 def made(path: Path, created: str, model: str = "tiny", experiment: str = "one", status: RunStatus = "complete") -> RunFolder:
@@ -105,7 +105,7 @@ def test_a_complete_run_without_times_is_listed_with_the_reason(tmp_path: Path) 
 def test_a_sweep_over_models_is_found_by_each_of_them(tmp_path: Path) -> None:
     for number, model in enumerate(("a", "b", "a")):
         made(tmp_path / "sweep" / f"{number:03d}", day(2), model=model)
-    points = [SweepPoint((), (f"model={model}",), f"{number:03d}", "complete") for number, model in enumerate(("a", "b", "a"))]
+    points = [PlannedPoint((), (f"model={model}",)) for model in ("a", "b", "a")]
     SweepFolder(tmp_path / "sweep").write(Sweep(SCHEMA, "0", day(2), ("llm-perf", "run"), None, tuple(points)))
     for model in ("a", "b"):
         (row,) = list_runs(tmp_path, model=model).rows
@@ -166,7 +166,7 @@ def test_a_sweep_with_a_damaged_point_is_not_complete(tmp_path: Path) -> None:
         folder = RunFolder.create(sweep.point_folder(number))
         folder.write_manifest(manifest())
         write_record(folder.clean_file, clean_timings())
-    points = tuple(SweepPoint((), (f"runtime.batch_size={number}",), f"{number:03d}", "complete") for number in range(2))
+    points = tuple(PlannedPoint((), (f"runtime.batch_size={number}",)) for number in range(2))
     sweep.write(Sweep(SCHEMA, "0", day(2), ("llm-perf", "run"), None, points))
     assert list_runs(tmp_path).rows[0].status == "complete"
     RunFolder(sweep.point_folder(1)).clean_file.write_text("{")
@@ -199,8 +199,8 @@ def test_a_sweep_is_one_row_and_its_runs_are_listed_inside_it(tmp_path: Path) ->
     made(sweep / "000", day(1))
     made(sweep / "001", day(2), status="failed")
     points = (
-        SweepPoint(("runtime.batch_size=1",), ("runtime.batch_size=1",), "000", "complete"),
-        SweepPoint(("runtime.batch_size=2",), ("runtime.batch_size=2",), "001", "failed", "It broke."),
+        PlannedPoint(("runtime.batch_size=1",), ("runtime.batch_size=1",)),
+        PlannedPoint(("runtime.batch_size=2",), ("runtime.batch_size=2",)),
     )
     SweepFolder(sweep).write(Sweep(SCHEMA, "0", day(3), ("x",), None, points))
     (row,) = list_runs(tmp_path).rows

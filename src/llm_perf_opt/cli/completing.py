@@ -8,7 +8,8 @@ from pathlib import Path
 from llm_perf_opt.core.terminal import one_line
 
 RUNS = Path("runs")
-_RUN_FILES = ("*/*/*/run.json", "*/sweeps/*/sweep.json", "*/sweeps/*/*/run.json")
+_SWEEP_FILES = "*/sweeps/*/sweep.json"
+_RUN_FILES = ("*/*/*/run.json", _SWEEP_FILES, "*/sweeps/*/*/run.json")
 """runs/EXPERIMENT/MODEL/TIME, runs/exec/PROGRAM/TIME; sweeps and their points."""
 
 
@@ -21,6 +22,12 @@ def complete_override(incomplete: str) -> list[str]:
 def complete_run(incomplete: str) -> list[str]:
     """Complete the folders of runs and sweeps; if none matches, the shell offers files."""
     found = {str(file.parent) for pattern in _RUN_FILES for file in RUNS.glob(pattern)}
+    return _plain(sorted((path for path in found if path.startswith(incomplete)), reverse=True))
+
+
+def complete_sweep(incomplete: str) -> list[str]:
+    """Complete the folders of sweeps; if none matches, the shell offers files."""
+    found = {str(file.parent) for file in RUNS.glob(_SWEEP_FILES)}
     return _plain(sorted((path for path in found if path.startswith(incomplete)), reverse=True))
 
 

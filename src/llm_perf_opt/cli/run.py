@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llm_perf_opt.cli.completing import complete_override
+from llm_perf_opt.cli.completing import complete_override, complete_sweep
 from llm_perf_opt.cli.outcome import outcome, print_outcome
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
 from llm_perf_opt.cli.signals import graceful_exit
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
     from llm_perf_opt.config.composition import Composed
+    from llm_perf_opt.config.schema import LauncherConfig
     from llm_perf_opt.core.records import Maybe
     from llm_perf_opt.core.run_folder import RunFolder
-    from llm_perf_opt.workflows.sweep import Planned
+    from llm_perf_opt.workflows.sweep import Planned, RunOne
+    from llm_perf_opt.workflows.sweep_folder import SweepFolder
 
 
 def run(
@@ -39,7 +41,19 @@ def run(
         bool, typer.Option("--multirun", "-m", help="Run a sweep, one run per value: runtime.batch_size=1,4,16.")
     ] = False,
     resume: Annotated[
-        Path | None, typer.Option(metavar="SWEEP", help="Resume a sweep: run the points of this folder that are not complete.")
+        Path | None,
+        typer.Option(
+            metavar="SWEEP",
+            help="Resume a sweep: run the points of this folder that are neither complete nor queued.",
+            autocompletion=complete_sweep,
+        ),
+    ] = None,
+    point: Annotated[
+        tuple[Path, int] | None,
+        typer.Option(
+            metavar="SWEEP N",
+            help="Run only point N of a planned sweep and write its folder; what a launcher starts on a node.",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the passes, and exit.")] = False,
     quiet: Quiet = False,
@@ -48,12 +62,16 @@ def run(
 ) -> None:
     """Profile a model and write a run folder with its report.
 
-    Groups: model, dataset, runtime, hardware, profiling. `llm-perf options` lists their options.
+    Groups: model, dataset, runtime, hardware, profiling; launcher, for sweeps on a cluster. `llm-perf options` lists their
+    options.
     """
     note_debug(debug)
     given = _settings(overrides or [])
     with graceful_exit():
-        if multirun or resume:
+        if point:
+            _refuse_with_point(given, multirun=multirun, resume=resume, config_dir=config_dir, dry_run=dry_run)
+            _point(*point, quiet=quiet, as_json=as_json)
+        elif multirun or resume:
             _sweep(given, config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
         else:
             _one(given, config_dir, dry_run=dry_run, quiet=quiet, as_json=as_json)
@@ -81,6 +99,11 @@ def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet:
 
     composed = compose(overrides, config_dir)
     _print_notes([composed])
+    if composed.config.launcher.type != "local":
+        raise ConfigError(
+            f"launcher.type={composed.config.launcher.type} is for sweeps.",
+            "Add -m: without values to sweep over, it is a sweep of one point. Or add launcher=local.",
+        )
     refuse_early([composed.config])  # before the capture code is loaded: reject what is already known to be wrong
     if dry_run:
         _print_plan(composed, as_json)
@@ -109,27 +132,32 @@ def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis
     return folder, _finish(folder, error), error
 
 
-def _sweep(
-    overrides: list[str], config_dir: Path | None, resume: Path | None, *, dry_run: bool, quiet: bool, as_json: bool
-) -> None:
-    from llm_perf_opt.workflows.sweep import begin_sweep, plan_sweep, run_sweep
+def _refuse_with_point(overrides: list[str], **options: object) -> None:
+    """Reject what a point does not take: the sweep has its settings."""
+    given = [*overrides, *(f"--{name.replace('_', '-')}" for name, value in options.items() if value)]
+    if given:
+        raise ConfigError(f"--point uses the settings of the sweep; it does not take {given[0]}.", "Use --point SWEEP N alone.")
+
+
+def _point(place: Path, number: int, *, quiet: bool, as_json: bool) -> None:
+    """Run one point of a sweep. Nothing but its own run folder is written."""
+    from llm_perf_opt.core.processes import end_with_launcher
+    from llm_perf_opt.workflows.sweep import planned_point, point_words, run_point
     from llm_perf_opt.workflows.sweep_folder import SweepFolder
 
-    if resume and (overrides or dry_run or config_dir):
-        raise ConfigError(
-            "--resume uses the settings of the sweep; it takes no overrides or other options.",
-            "Use `llm-perf run --resume SWEEP` alone.",
-        )
-    if resume:
-        folder = SweepFolder.open(resume)
-        folder.hold()
-    else:
-        planned = plan_sweep(overrides, config_dir)
-        _print_notes(planned.composed, *planned.notes)
-        if dry_run:
-            print_json([point.overrides for point in planned.points]) if as_json else _print_points(planned)
-            return
-        folder = begin_sweep(planned, command_line(), config_dir)
+    end_with_launcher()
+    folder = SweepFolder.open(place)
+    sweep = folder.read()
+    if 0 <= number < len(sweep.points) and folder.points(sweep)[number].status == "complete":
+        print(f"Point {number} of {folder.path} is complete.", file=sys.stderr)
+        return
+    composed = planned_point(folder, number)
+    _, error = run_point(composed, point_words(sweep, number), _reported(quiet=quiet, as_json=as_json, one=True))
+    raise_if(error)
+
+
+def _reported(*, quiet: bool, as_json: bool, one: bool = False) -> "RunOne":
+    """Return the function that captures and reports a point, and prints its outcome."""
 
     def run_one(composed: "Composed", words: str) -> "tuple[RunFolder, LlmPerfError | None]":
         if not quiet:
@@ -139,22 +167,66 @@ def _sweep(
         if not as_json:
             print(words)
             print_outcome(run, analysis, images)
+        elif one:
+            print_json(outcome(run, analysis))
         return run, error or (analysis.fault if analysis else None)
 
-    from llm_perf_opt.workflows.sweep import report_sweep, sweep_error
+    return run_one
 
-    error = run_sweep(folder, run_one)
+
+def _sweep(
+    overrides: list[str], config_dir: Path | None, resume: Path | None, *, dry_run: bool, quiet: bool, as_json: bool
+) -> None:
+    from llm_perf_opt.workflows.sweep import begin_sweep, launcher_of, plan_sweep, report_sweep, sweep_error, with_launcher
+    from llm_perf_opt.workflows.sweep_folder import SweepFolder
+
+    if resume and (dry_run or config_dir):
+        raise ConfigError(
+            "--resume uses the settings of the sweep; it takes no other options.", "Use `llm-perf run --resume SWEEP` alone."
+        )
+    if resume:
+        folder = SweepFolder.open(resume)
+        folder.hold()
+        launcher = with_launcher(folder, launcher_of(folder), overrides)
+    else:
+        planned = plan_sweep(overrides, config_dir)
+        _print_notes(planned.composed, *planned.notes)
+        if dry_run:
+            print_json([point.overrides for point in planned.points]) if as_json else _print_points(planned)
+            return
+        folder = begin_sweep(planned, command_line(), config_dir)
+        launcher = planned.launcher
+    error = _launched(folder, launcher, _reported(quiet=quiet, as_json=as_json), quiet=quiet)
     try:
         _, found = report_sweep(folder.path)
-        error = error or sweep_error(found)
+        error = error or (sweep_error(found) if launcher.wait else None)
     except LlmPerfError:  # a page that fails must not hide why points failed
         if error is None:
             raise
     if as_json:
-        print_json({"sweep": str(folder.path), "points": folder.read().points})
+        print_json({"sweep": str(folder.path), "points": folder.points()})
     else:
         print(f"sweep: {folder.path}\nreport: {folder.page_file}")
     raise_if(error)
+
+
+def _launched(folder: "SweepFolder", launcher: "LauncherConfig", run_one: "RunOne", *, quiet: bool) -> LlmPerfError | None:
+    """Run the points that are left where the launcher says."""
+    from llm_perf_opt.workflows.sweep import gpus_of_points, run_sweep
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr)
+
+    if launcher.type == "slurm":
+        from llm_perf_opt.workflows.clusters.slurm import run_on_slurm
+
+        return run_on_slurm(folder, launcher, gpus_of_points(folder, launcher), say)
+    if launcher.type == "ray":
+        from llm_perf_opt.workflows.clusters.ray_tasks import run_on_ray
+
+        return run_on_ray(folder, launcher, gpus_of_points(folder, launcher), say)
+    return run_sweep(folder, run_one)
 
 
 def _images(folder: "RunFolder", analysis: "RunAnalysis | None") -> "Maybe[list[Path]]":

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO, cast
 
-from llm_perf_opt.core.errors import HungUp, Interrupted, Terminated
+from llm_perf_opt.core.errors import HungUp, Interrupted, Preempted, Terminated
 
 
 class LastingFile:
@@ -64,13 +64,14 @@ def _is_gone(descriptor: int) -> bool:
 
 _ENDS: dict[int, tuple[type[Interrupted], str]] = {
     signal.SIGTERM: (Terminated, "Ended by SIGTERM."),
+    signal.SIGUSR2: (Preempted, "Ended by SIGUSR2: the scheduler is about to end the job."),
     signal.SIGHUP: (HungUp, "Ended by SIGHUP: the terminal was closed."),
 }
 
 
 @contextmanager
 def graceful_exit() -> Iterator[None]:
-    """Handle SIGTERM (schedulers) and SIGHUP (a closed terminal) like Ctrl-C: keep and report what was captured.
+    """Handle SIGTERM and SIGUSR2 (schedulers) and SIGHUP (a closed terminal) like Ctrl-C: keep and report what was captured.
 
     Only the exit code differs. After the first signal, further ones are ignored, so that they cannot interrupt the cleanup. If
     SIGHUP is ignored, as under nohup, it stays ignored.

@@ -5,6 +5,7 @@ import re
 from collections.abc import Container
 from typing import Any
 
+from llm_perf_opt.config.launchers import check_launcher
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import (
     DatasetConfig,
@@ -40,6 +41,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "hardware.threads": (1, 4096),
     "hardware.peak_tflops": (1e-6, 1e9),
     "hardware.bandwidth_gbs": (1e-6, 1e9),
+    "launcher.gpus": (0, 1024),
+    "launcher.cpus": (1, 4096),
+    "launcher.parallel": (1, 1000),
     "profiling.torch.decode_steps": (1, 100_000_000),
     "profiling.nvml.interval_s": (0.005, 3600),
     "profiling.nsys.decode_steps": (1, 100_000_000),
@@ -70,6 +74,7 @@ def check(config: RunConfig) -> RunConfig:
     _check_runtime_effect(config)
     _check_runtime(config)
     _check_cpus(config.hardware)
+    check_launcher(config.launcher)
     return config
 
 

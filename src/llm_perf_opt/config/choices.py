@@ -14,13 +14,20 @@ from llm_perf_opt.core.errors import ConfigError, close_names, words_of
 from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, read_text
 
 CONF_MODULE = "llm_perf_opt.config.conf"
-GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
+GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling", "launcher")
 METRICS = "metrics"
 """The folder of the user's metric sets, next to the groups."""
 HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base"), ("runtime", OWN_OPTION)}
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """OWNER/NAME, as on the Hugging Face Hub."""
-DEFAULTS = {"model": "random", "dataset": "synthetic", "runtime": "pytorch", "hardware": "auto", "profiling": "base"}
+DEFAULTS = {
+    "model": "random",
+    "dataset": "synthetic",
+    "runtime": "pytorch",
+    "hardware": "auto",
+    "profiling": "base",
+    "launcher": "local",
+}
 """The files with the default values of each group."""
 MEANT = {("hardware", "cuda"): "single_gpu", ("hardware", "gpu"): "single_gpu"}
 """Other names of options."""

@@ -256,6 +256,8 @@ def _base_of(group: str, own: Mapping[str, Any]) -> str:
         if own.get("kind") in packaged_options(group):
             return str(own["kind"])
         return "sample_prompts" if own.get("root") or own.get("path") else "synthetic"
+    if group == "launcher" and own.get("type") in packaged_options(group):
+        return str(own["type"])
     if group == "runtime" and own.get("type") is not None:
         return str(own["type"]) if own["type"] in packaged_options(group) else OWN_OPTION
     return "default" if group == "hydra" else DEFAULTS[group]

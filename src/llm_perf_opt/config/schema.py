@@ -265,6 +265,34 @@ class ProfilingConfig:
 
 
 @dataclass(frozen=True)
+class LauncherConfig:
+    """Where the points of a sweep run. What one point measures does not depend on it."""
+
+    type: Literal["local", "slurm", "ray"] = "local"
+    """local: one after the other in this process · slurm: a job array · ray: tasks of a running Ray cluster."""
+    partition: str | None = None
+    """Slurm's partition; None: the default one."""
+    time: str | None = None
+    """Time limit of one point: minutes, HH:MM:SS or D-HH:MM:SS. None: the partition's limit."""
+    gpus: int | None = None
+    """GPUs of one point; None: one if the point's hardware.device is cuda, otherwise none."""
+    cpus: int | None = None
+    """CPUs of one point; None: one."""
+    memory: str | None = None
+    """Memory of one point, such as 32G; None: the cluster's default."""
+    exclusive: bool = False
+    """Whether a point gets a node of its own. Slurm only."""
+    parallel: int | None = None
+    """Maximum number of points that run at the same time; None: as many as the cluster allows."""
+    address: str | None = None
+    """Address of the Ray cluster; None: the one that runs on this machine."""
+    wait: bool = True
+    """Whether the command waits for the jobs and writes the sweep page. Slurm only."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """More options: of sbatch (`account: NAME`), or of a Ray task (`resources: {NAME: 1}`)."""
+
+
+@dataclass(frozen=True)
 class ProjectConfig:
     """What the project of the user decided. Recorded, not set: overrides cannot change it."""
 
@@ -286,4 +314,5 @@ class RunConfig:
     runtime: RuntimeConfig
     hardware: HardwareConfig
     profiling: ProfilingConfig
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     project: ProjectConfig = field(default_factory=ProjectConfig)

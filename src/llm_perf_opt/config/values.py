@@ -100,6 +100,8 @@ def build(kind: Any, value: Any, where: str) -> Any:
         return build(next(argument for argument in arguments if argument is not type(None)), value, where)
     if where == "hardware.cpus":
         value = _cpu_list_text(value)
+    if where == "launcher.time" and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
     if isinstance(value, str) and where in (*_WORDS, *_COMMA_LISTS):
         value = _listed(value, where)
     if kind == Dtype and isinstance(value, str):

@@ -11,6 +11,7 @@
 | 6 | a result is impossible, such as a utilization above 100 % |
 | 129 | ended by SIGHUP (a closed terminal); cleans up as for an interrupt |
 | 130 | interrupted |
+| 140 | ended by SIGUSR2 (a scheduler, before the time limit of a job); cleans up as for an interrupt |
 | 143 | ended by SIGTERM (a scheduler); cleans up as for an interrupt |
 """
 
@@ -94,6 +95,12 @@ class Terminated(Interrupted):
     exit_code = 143
 
 
+class Preempted(Interrupted):
+    """The scheduler announced that it ends the job (SIGUSR2)."""
+
+    exit_code = 140
+
+
 class HungUp(Interrupted):
     """The terminal was closed (SIGHUP)."""
 
@@ -111,6 +118,7 @@ _KINDS = {
         ImplausibleError,
         Interrupted,
         Terminated,
+        Preempted,
         HungUp,
     )
 }

@@ -183,6 +183,11 @@ def _reclaimable(statistics: Path, name: str) -> int:
     return next((int(line[1]) for line in lines if len(line) == 2 and line[0] == name and line[1].isdigit()), 0)
 
 
+def cluster_node() -> str:
+    """Return the name of this machine as its cluster knows it: Slurm may run several nodes on one host."""
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
+
+
 def user_cache_folder(kind: str) -> Maybe[Path]:
     """Return the folder of a kind of cache for this user."""
     given = os.environ.get("XDG_CACHE_HOME", "")

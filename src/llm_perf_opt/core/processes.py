@@ -1,17 +1,28 @@
 """Run short commands with a time limit."""
 
 import os
+import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from llm_perf_opt.core.errors import ResourceError, interrupted
 
 GRACE_S = (30.0, 5.0, 5.0)
 """How long a child may take to end after SIGINT, SIGTERM and SIGKILL. A second Ctrl-C sends the next signal at once."""
+SHORT_GRACE_S = (10.0, 5.0, 5.0)
+"""The same after a signal of a scheduler: Slurm kills the job 30 s after SIGTERM, and the run must be closed before that."""
+LAUNCHER_PID = "LLM_PERF_LAUNCHER_PID"
+"""The process that a point of a sweep ends with."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+"""Signals that ask this program to end."""
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
@@ -122,3 +133,64 @@ def end(child: "subprocess.Popen[bytes]") -> None:
 def under_nsys() -> bool:
     """Return whether nsys profiles this process, which it shows in an environment variable."""
     return "NSYS_PROFILING_SESSION_ID" in os.environ
+
+
+def become(argv: Sequence[str]) -> NoReturn:
+    """Replace this program by another one in the same process, after its output is written."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(argv[0], list(argv))  # noqa: S606 - an argv list, never a shell
+
+
+def process_start(pid: int) -> float:
+    """Return when a process started; 0 if there is none."""
+    import psutil
+
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return 0.0
+
+
+def is_running(pid: int, started: float) -> bool:
+    """Return whether this very process still runs: not another one that was given its pid."""
+    return started > 0 and abs(process_start(pid) - started) < 1.0
+
+
+def end_with_launcher() -> None:
+    """End this process with SIGTERM when the process in LAUNCHER_PID has ended, such as a worker of Ray that was killed."""
+    pid = os.environ.pop(LAUNCHER_PID, "")
+    if not pid.isdecimal() or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        launcher = os.pidfd_open(int(pid))
+    except OSError:  # it has ended, or the kernel does not have pidfds
+        if os.getppid() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return
+
+    def wait() -> None:
+        select.select([launcher], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="end-with-launcher", daemon=True).start()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back signals that ask this program to end until the block is done. Does nothing outside the main thread."""
+    received: list[tuple[int, FrameType | None]] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.getsignal(number) for number in STOPS}
+    held = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN and handler is not None}
+    for number in held:
+        signal.signal(number, lambda got, frame: received.append((got, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    if received:
+        os.kill(os.getpid(), received[0][0])

@@ -69,6 +69,14 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
             machine.check_compiler(config)
 
 
+def refuse_anywhere(configs: Iterable[RunConfig]) -> None:
+    """Raise for the first request that no machine can run. What depends on files, packages or devices is left to the node."""
+    for config in configs:
+        if config.model.source == "random":
+            _check_positions(config, config.model.architecture)
+            _check_images(config, config.model.architecture)
+
+
 def check_exporter_file(name: str) -> None:
     """Raise a ConfigError for a file that is not in the Prometheus text format."""
     try:

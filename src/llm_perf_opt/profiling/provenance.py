@@ -12,7 +12,7 @@ from typing import Any
 from llm_perf_opt import __version__
 from llm_perf_opt.config.runtimes import all_traits
 from llm_perf_opt.core.compiler import INSTALL, compiler_problem, find_compiler
-from llm_perf_opt.core.host import available_memory_bytes, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
+from llm_perf_opt.core.host import available_memory_bytes, cluster_node, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.topology import cpu_layout, numa_nodes
@@ -21,9 +21,15 @@ from llm_perf_opt.runners.measure.gpu_topology import connections, gpus
 
 PACKAGES = ("hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil")
 """Recorded with every run, in addition to those of the runtimes."""
-_SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH", "JWT")
 """A variable whose name contains one of these is never recorded."""
 _ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GOMP_", "NCCL_", "TRITON_")
+_CLUSTER_PREFIXES = ("SLURM_", "SLURMD_")
+_CLUSTER_VARIABLES = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "CUDA_VISIBLE_DEVICES",
+    "JOB_COMPLETION_INDEX",
+)  # fmt: skip
+"""Set by torchrun, a scheduler or Kubernetes."""
 
 
 def environment(device_index: int) -> dict[str, Any]:
@@ -44,11 +50,17 @@ def environment(device_index: int) -> dict[str, Any]:
         "packages": packages(),
         "tool": {"version": __version__, **_own_commit()},
         "working_folder": _commit(Path.cwd()),
-        "variables": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(recorded) and not any(word in name.upper() for word in _SECRETS)
-        },
+        "variables": _variables(recorded),
+        "cluster": {"node": cluster_node(), "variables": _variables(_CLUSTER_PREFIXES, _CLUSTER_VARIABLES)},
+    }
+
+
+def _variables(prefixes: tuple[str, ...], names: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return environment variables by prefix or name, without secrets."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name.startswith(prefixes) or name in names) and not any(word in name.upper() for word in _SECRETS)
     }
 
 

@@ -178,7 +178,7 @@ def change_command(finding: Finding, command: Sequence[str] = ()) -> str:
     """Return the run's command with the overrides of the finding; for a trace or a point of a sweep, the overrides alone."""
     if not finding.overrides:
         return ""
-    sweeping = any(word.partition("=")[0] in ("-m", "--multirun", "--resume") for word in command)
+    sweeping = any(word.partition("=")[0] in ("-m", "--multirun", "--resume", "--point") for word in command)
     if list(command[:2]) != ["llm-perf", "run"] or sweeping:
         return " ".join(finding.overrides)
     replaced = [f"{override.partition('=')[0]}=" for override in finding.overrides]

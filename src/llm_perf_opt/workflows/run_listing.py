@@ -118,10 +118,9 @@ def _run_row(path: Path) -> Listed:
 
 
 def _sweep_row(path: Path, sweep: Sweep) -> Listed:
-    done = sum(
-        point.status == "complete" and RunFolder(path / point.folder).manifest_file.exists() for point in sweep.points
-    )  # its run may have been moved away
-    status = "complete" if done == len(sweep.points) else "partial" if any(point.folder for point in sweep.points) else "failed"
+    points = SweepFolder(path).points(sweep)
+    done = sum(point.status == "complete" for point in points)
+    status = "complete" if done == len(points) else "partial" if any(point.folder for point in points) else "failed"
     why = "" if done == len(sweep.points) else f"{done} of {len(sweep.points)} points are complete"
     swept = sorted({text.split("=")[0] for point in sweep.points for text in point.swept})
     return Listed("sweep", str(path), sweep.created, status, why, workload=f"{len(sweep.points)} points over {', '.join(swept)}")
@@ -184,7 +183,7 @@ def _with_loads(row: Listed, run: RunReader) -> Listed:
 def _with_damage(row: Listed) -> Listed:
     """Update a sweep from its runs: a point whose times are damaged is not complete."""
     folder = SweepFolder(Path(row.path))
-    there = [point for point in folder.read().points if RunFolder(folder.path / point.folder).manifest_file.exists()]
+    there = folder.points()
     damage = [found.why for point in there if (found := damage_of(point, folder.run(point)))]
     if not damage:
         return row

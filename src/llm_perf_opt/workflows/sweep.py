@@ -1,11 +1,13 @@
-"""Sweeps: plan, run, resume, report.
+"""Sweeps: plan the points, run one, run those that are left one after the other, report.
 
 Every point is composed before the first one starts. Each point is a run with its own folder and reports.
 """
 
+import os
+import platform
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -13,13 +15,15 @@ from llm_perf_opt import __version__
 from llm_perf_opt.analysis.comparison.facts import facts_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep import Hardware, SweepEntry, differences, sweep_rows
-from llm_perf_opt.config.composition import Composed, compose, expand_sweep, without_plus
+from llm_perf_opt.config.composition import Composed, compose, config_from_mapping, expand_sweep, with_overrides, without_plus
 from llm_perf_opt.config.guide_keys import RUN_DIR
+from llm_perf_opt.config.launchers import LAUNCHER, gpus_of
+from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.config.weights import RANDOM_SUFFIX
-from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError
-from llm_perf_opt.core.records import SCHEMA, Maybe, Missing
+from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
+from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
-from llm_perf_opt.profiling.preflight import refuse_early
+from llm_perf_opt.profiling.preflight import refuse_anywhere, refuse_early
 from llm_perf_opt.profiling.provenance import environment
 from llm_perf_opt.profiling.requested_metrics import resolve_metrics
 from llm_perf_opt.report.html import render_html
@@ -27,11 +31,224 @@ from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.sweep import SweepReport, sweep_document
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint, damage_of
+from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder, SweepPoint, damage_of, resume_command
 
 _SETTINGS = ("threads",)
 """Facts about a machine that a sweep may vary."""
 _GPU = "gpu.name"
+_RUN_DIR = f"{RUN_DIR}="
+
+RunOne = Callable[[Composed, str], tuple[RunFolder, LlmPerfError | None]]
+"""Captures and reports one point; the text describes the point."""
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Every point of a sweep, composed."""
+
+    points: tuple[PlannedPoint, ...]
+    composed: tuple[Composed, ...]
+    folder: Path
+    notes: tuple[str, ...] = ()
+
+    @property
+    def launcher(self) -> LauncherConfig:
+        """Where the points run, the same for all."""
+        return self.composed[0].config.launcher
+
+
+def plan_sweep(overrides: Sequence[str], config_dir: Path | None) -> Planned:
+    """Compose every point, so that an invalid one is rejected before the first one runs.
+
+    What depends on the machine is checked here only if the points run here.
+    """
+    words = [without_plus(text) for text in overrides]
+    wanted = [text for text in words if text.startswith(_RUN_DIR)]
+    points = _points([text for text in words if not text.startswith(_RUN_DIR)])
+    composed = tuple(compose(point.overrides, config_dir) for point in points)
+    _require_one_launcher(point.config.launcher for point in composed)
+    if composed[0].config.launcher.type == "local":
+        for point in composed:
+            resolve_metrics(point.config)
+        refuse_early(point.config for point in composed)
+    else:
+        refuse_anywhere(point.config for point in composed)
+    if wanted:
+        return Planned(points, composed, compose(wanted[-1:], config_dir).run_dir)
+    first = composed[0]
+    folder = Path("runs") / first.config.experiment / "sweeps" / first.run_dir.name.removesuffix(RANDOM_SUFFIX)
+    note = f"{RUN_DIR} in the project's files is for single runs: this sweep is in {folder}; {RUN_DIR}=DIR sets another folder."
+    return Planned(points, composed, folder, (note,) if first.run_dir_in_files else ())
+
+
+def _points(overrides: Sequence[str]) -> tuple[PlannedPoint, ...]:
+    expanded = expand_sweep(overrides)
+    varying = {index for index in range(len(overrides)) if len({point[index] for point in expanded}) > 1}
+    return tuple(
+        PlannedPoint(tuple(point), tuple(text for index, text in enumerate(point) if index in varying)) for point in expanded
+    )
+
+
+def _require_one_launcher(launchers: Iterable[LauncherConfig]) -> None:
+    first, *others = launchers
+    if any(other != first for other in others):
+        raise ConfigError("The launcher differs between the points of the sweep.", "Give launcher.* one value each.")
+
+
+def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | None) -> SweepFolder:
+    """Create the folder of a sweep and write its plan."""
+    folder = SweepFolder.create(planned.folder)
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    kept = str(config_dir.resolve()) if config_dir else None
+    sweep = Sweep(SCHEMA, __version__, created, tuple(command), kept, planned.points, str(Path.cwd()))
+    folder.write(sweep, [asdict(point.config) for point in planned.composed])
+    return folder
+
+
+def planned_point(folder: SweepFolder, number: int) -> Composed:
+    """Return a point as it was planned, and make its project the working folder: relative paths start there.
+
+    Raise ConfigError if this machine does not have that folder, or if there is no such point.
+    """
+    sweep = folder.read()
+    if not 0 <= number < len(sweep.points):
+        raise ConfigError(
+            f"{folder.path} has no point {number}.", f"Its points are 0 to {len(sweep.points) - 1}; `llm-perf report` lists them."
+        )
+    enter_project(sweep)
+    return _composed(folder, sweep, [number])[number]
+
+
+def enter_project(sweep: Sweep) -> None:
+    """Make the project of the sweep the working folder."""
+    if sweep.project is None:
+        return
+    try:
+        os.chdir(sweep.project)
+    except OSError as error:
+        raise ConfigError(
+            f"The project folder of the sweep, {sweep.project}, cannot be used on {platform.node()}: {error.strerror}.",
+            "Mount it there under the same path, or start the sweep in a folder that all nodes share.",
+        ) from error
+
+
+def _composed(folder: SweepFolder, sweep: Sweep, numbers: Iterable[int]) -> dict[int, Composed]:
+    """Return points by number as they were planned; for a sweep of an older version, composed from their overrides."""
+    if sweep.project is None:
+        config_dir = Path(sweep.config_dir) if sweep.config_dir else None
+        found = {number: compose(sweep.points[number].overrides, config_dir) for number in numbers}
+        return {number: replace(one, run_dir=folder.point_folder(number)) for number, one in found.items()}
+    settings = folder.settings()
+    if len(settings) != len(sweep.points):
+        raise ParseError(f"{folder.path} is damaged: its plan has {len(settings)} of {len(sweep.points)} points.")
+    return {number: Composed(config_from_mapping(settings[number]), folder.point_folder(number)) for number in numbers}
+
+
+def launcher_of(folder: SweepFolder) -> LauncherConfig:
+    """Return where the points of a sweep run."""
+    sweep = folder.read()
+    return LauncherConfig() if sweep.project is None else _composed(folder, sweep, [0])[0].config.launcher
+
+
+def with_launcher(folder: SweepFolder, launcher: LauncherConfig, overrides: Sequence[str]) -> LauncherConfig:
+    """Return the launcher of a sweep with other settings, which `--resume` may be given."""
+    words = [without_plus(text) for text in overrides]
+    wrong = [text for text in words if text.partition("=")[0].split(".")[0] != LAUNCHER]
+    if wrong:
+        raise ConfigError(
+            f"--resume uses the settings of the sweep; it does not take {wrong[0]}.",
+            "Use `llm-perf run --resume SWEEP`, with no settings but launcher=… and launcher.KEY=….",
+        )
+    sweep = folder.read()
+    if any(text.startswith(f"{LAUNCHER}=") for text in words):
+        return compose(words, Path(sweep.config_dir) if sweep.config_dir else None).config.launcher
+    if not words:
+        return launcher
+    if sweep.project is None:
+        raise ConfigError("This sweep was planned by an older version, for this machine.", "Add launcher=slurm or launcher=ray.")
+    return with_overrides(folder.settings()[0], words).launcher
+
+
+def gpus_of_points(folder: SweepFolder, launcher: LauncherConfig) -> dict[int, int]:
+    """Return how many GPUs each point asks a cluster for."""
+    sweep = folder.read()
+    composed = _composed(folder, sweep, range(len(sweep.points)))
+    return {number: gpus_of(replace(one.config, launcher=launcher)) for number, one in composed.items()}
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def waiting_points(folder: SweepFolder) -> list[int]:
+    """Return the points that are not complete, or whose run is damaged."""
+    states = enumerate(folder.points())
+    return [number for number, point in states if point.status != "complete" or damage_of(point, folder.run(point))]
+
+
+def run_point(composed: Composed, words: str, run_one: RunOne) -> tuple[RunFolder | None, LlmPerfError | None]:
+    """Run one point. Its run.json says how it ended, also if it was refused before its first pass."""
+    try:
+        run, error = run_one(composed, words)
+    except LlmPerfError as raised:  # it left no folder
+        return _leave_failed(composed.run_dir, raised), raised
+    if error is not None:
+        _record(run, error)
+    return run, error
+
+
+def _leave_failed(wanted: Path, error: LlmPerfError) -> RunFolder | None:
+    """Create the run folder of a point that could not start; none if the disk does not take it."""
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    try:
+        run = RunFolder.create(wanted)
+        run.write_manifest(Manifest(SCHEMA, __version__, "failed", created, (), (), error.fact, error.remedy))
+    except LlmPerfError:
+        return None
+    return run
+
+
+def _record(run: RunFolder, error: LlmPerfError) -> None:
+    """Record an error that run.json does not have yet: a complete run with an impossible figure is partial in a sweep."""
+    manifest = run.manifest()
+    if manifest.status == "complete":
+        run.write_manifest(replace(manifest, status="partial", why=error.fact, remedy=error.remedy))
+    elif not manifest.why:
+        run.write_manifest(replace(manifest, why=error.fact, remedy=error.remedy))
+
+
+def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
+    """Run every point that is not complete, or whose run is damaged, one after the other.
+
+    Return the error that the command ends with: an interruption, or how many points failed. Raise ConfigError on other hardware.
+    """
+    sweep = folder.read()
+    waiting = waiting_points(folder)
+    enter_project(sweep)
+    composed = _composed(folder, sweep, waiting)
+    if waiting:
+        require_same_hardware(folder, composed[waiting[0]].config.hardware.device_index)
+        if sweep.project is None:
+            _require_same_weights(folder, sweep)
+    failed = 0
+    for number in waiting:
+        _, error = run_point(composed[number], point_words(sweep, number), run_one)
+        if isinstance(error, Interrupted):
+            return Interrupted(error.fact, f"`{resume_command(folder)}` runs the points that are not complete.")
+        failed += error is not None
+    if failed:
+        return CaptureError(
+            f"{failed} of {len(waiting)} runs of the sweep did not complete.",
+            f"See {folder.page_file} for the reasons; `{resume_command(folder)}` runs them again.",
+        )
+    return None
+
+
+def point_words(sweep: Sweep, number: int) -> str:
+    """Return the line that announces a point."""
+    return f"run {number + 1} of {len(sweep.points)}: {' '.join(sweep.points[number].swept) or 'as given'}"
 
 
 def hardware_of(analysis: RunAnalysis) -> Hardware:
@@ -39,10 +256,10 @@ def hardware_of(analysis: RunAnalysis) -> Hardware:
     return {key: value for key, value in facts_of(analysis)["hardware"].items() if key not in _SETTINGS}
 
 
-def require_same_hardware(folder: SweepFolder, sweep: Sweep, device_index: int) -> None:
+def require_same_hardware(folder: SweepFolder, device_index: int) -> None:
     """Raise ConfigError if complete points ran on other hardware: no setting in the table would explain the difference."""
     here: dict[str, object] | None = None
-    for number, point in enumerate(sweep.points):
+    for number, point in enumerate(folder.points()):
         run = folder.run(point)
         if point.status != "complete" or isinstance(run, Missing) or damage_of(point, run):
             continue
@@ -68,99 +285,11 @@ def _hardware_difference(there: Hardware, here: Hardware) -> str:
     return differences(there, here, "the sweep")
 
 
-_RUN_DIR = f"{RUN_DIR}="
-
-RunOne = Callable[[Composed, str], tuple[RunFolder, LlmPerfError | None]]
-"""Captures and reports one point; the text describes the point."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """Every point of a sweep, composed."""
-
-    points: tuple[SweepPoint, ...]
-    composed: tuple[Composed, ...]
-    folder: Path
-    notes: tuple[str, ...] = ()
-
-
-def plan_sweep(overrides: Sequence[str], config_dir: Path | None) -> Planned:
-    """Compose every point, so that an invalid one is rejected before the first one runs."""
-    words = [without_plus(text) for text in overrides]
-    wanted = [text for text in words if text.startswith(_RUN_DIR)]
-    points = _points([text for text in words if not text.startswith(_RUN_DIR)])
-    composed = tuple(compose(point.overrides, config_dir) for point in points)
-    for point in composed:
-        resolve_metrics(point.config)
-    refuse_early(point.config for point in composed)
-    if wanted:
-        return Planned(points, composed, compose(wanted[-1:], config_dir).run_dir)
-    first = composed[0]
-    folder = Path("runs") / first.config.experiment / "sweeps" / first.run_dir.name.removesuffix(RANDOM_SUFFIX)
-    note = f"{RUN_DIR} in the project's files is for single runs: this sweep is in {folder}; {RUN_DIR}=DIR sets another folder."
-    return Planned(points, composed, folder, (note,) if first.run_dir_in_files else ())
-
-
-def _points(overrides: Sequence[str]) -> tuple[SweepPoint, ...]:
-    expanded = expand_sweep(overrides)
-    varying = {index for index in range(len(overrides)) if len({point[index] for point in expanded}) > 1}
-    return tuple(
-        SweepPoint(tuple(point), tuple(text for index, text in enumerate(point) if index in varying)) for point in expanded
-    )
-
-
-def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | None) -> SweepFolder:
-    """Create the folder of a sweep, with its points in sweep.json."""
-    folder = SweepFolder.create(planned.folder)
-    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    kept = str(config_dir.resolve()) if config_dir else None
-    folder.write(Sweep(SCHEMA, __version__, created, tuple(command), kept, planned.points))
-    return folder
-
-
-def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
-    """Run every point that is not complete, or whose run is lost or damaged.
-
-    Return the error that the command ends with: an interruption, or how many points failed. Raise ConfigError on other hardware.
-    """
-    sweep = folder.read()
-    config_dir = Path(sweep.config_dir) if sweep.config_dir else None
-    waiting = [
-        number for number, point in enumerate(sweep.points) if point.status != "complete" or damage_of(point, folder.run(point))
-    ]
-    composed = {number: compose(sweep.points[number].overrides, config_dir) for number in waiting}
-    if waiting:
-        require_same_hardware(folder, sweep, composed[waiting[0]].config.hardware.device_index)
-        _require_same_weights(folder, sweep, config_dir)
-    failed = 0
-    for number in waiting:
-        point = sweep.points[number]
-        words = f"run {number + 1} of {len(sweep.points)}: {' '.join(point.swept) or 'as given'}"
-        try:
-            run, error = run_one(replace(composed[number], run_dir=folder.point_folder(number)), words)
-            status = run.manifest().status
-            if error is not None and status == "complete":  # complete, but with an implausible figure
-                status = "partial"
-            point = replace(point, folder=run.path.name, status=status, why=_why(error) if error else run.manifest().why)
-        except LlmPerfError as raised:  # it left no folder
-            error = raised
-            point = replace(point, status="failed", why=_why(raised))
-        folder.update(number, point)
-        if isinstance(error, Interrupted):
-            return Interrupted(error.fact, f"`llm-perf run --resume {folder.path}` runs the points that are not complete.")
-        failed += error is not None
-    if failed:
-        return CaptureError(
-            f"{failed} of {len(waiting)} runs of the sweep did not complete.",
-            f"See {folder.sweep_file} for the reasons; `llm-perf run --resume {folder.path}` runs them again.",
-        )
-    return None
-
-
-def _require_same_weights(folder: SweepFolder, sweep: Sweep, config_dir: Path | None) -> None:
+def _require_same_weights(folder: SweepFolder, sweep: Sweep) -> None:
     """Raise ConfigError if complete points had random weights and would now have real ones, or the other way round."""
+    config_dir = Path(sweep.config_dir) if sweep.config_dir else None
     now: dict[tuple[str, ...], str] = {}
-    for number, point in enumerate(sweep.points):
+    for number, point in enumerate(folder.points(sweep)):
         run = folder.run(point)
         if point.status != "complete" or isinstance(run, Missing) or not run.weights:
             continue
@@ -174,11 +303,6 @@ def _require_same_weights(folder: SweepFolder, sweep: Sweep, config_dir: Path | 
             )
 
 
-def _why(error: LlmPerfError) -> str:
-    """Return the error and its remedy on one line."""
-    return f"{error.fact} {error.remedy}" if error.remedy else error.fact
-
-
 # --- sweep report -----------------------------------------------------------------------------------------------------
 
 
@@ -186,7 +310,7 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
     """Write sweep.html and sweep.md."""
     folder = SweepFolder.open(path)
     sweep = folder.read()
-    entries = [_entry(folder, point) for point in sweep.points]
+    entries = [_entry(folder, point) for point in folder.points(sweep)]
     found = SweepReport("/".join(folder.path.parts[-3:]), sweep.created, sweep.command, sweep_rows(entries), str(folder.path))
     document = sweep_document(found)
     write_whole(folder.page_file, render_html(document).encode())
@@ -195,7 +319,7 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
 
 
 def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:
-    """Return a point in its current state: its run may have been damaged since sweep.json was written."""
+    """Return a point in its current state: the times of its run may be damaged."""
     run = folder.run(point)
     damage = damage_of(point, run)
     status, why = (point.status, point.why) if damage is None else ("damaged", damage.why)

@@ -1,29 +1,36 @@
-"""A sweep on disk: a folder of run folders, and sweep.json with the configuration and status of each."""
+"""A sweep on disk: the plan, which is written once, and a folder of runs for each point.
 
-from dataclasses import dataclass, replace
+`sweep.json` lists the points, `plan.json` has the resolved configuration of each. Nothing records the status of a point: it
+follows from run.json in the folders of its runs (`NNN`, `NNN-2` …). Processes on several machines therefore need no lock: each
+writes only into a folder that it created.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from llm_perf_opt.core.errors import ConfigError, ParseError
-from llm_perf_opt.core.records import SCHEMA, Maybe, Missing
-from llm_perf_opt.core.run_folder import RunFolder, read_record, there, write_record
+from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing
+from llm_perf_opt.core.run_folder import RunFolder, encoded, read_record, there, write_record, write_whole
 from llm_perf_opt.core.user_files import check_folder
 from llm_perf_opt.workflows.run_reader import RunReader
 
-PointStatus = Literal["pending", "complete", "partial", "failed"]
+PointStatus = Literal["pending", "complete", "partial", "failed", "damaged"]
+_RUN_NAME = re.compile(r"(\d{3,6})(?:-(\d{1,3}))?")
+"""The folder of a point's run: its number, and a second number for each run after the first."""
 
 
 @dataclass(frozen=True)
-class SweepPoint:
+class PlannedPoint:
     """One configuration of a sweep."""
 
     overrides: tuple[str, ...]
     swept: tuple[str, ...]
     """The overrides that differ between the points."""
-    folder: str = ""
-    """Name of its run in the folder of the sweep; empty until it has started."""
-    status: PointStatus = "pending"
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,22 @@ class Sweep:
     created: str
     command: tuple[str, ...]
     config_dir: str | None
-    points: tuple[SweepPoint, ...]
+    points: tuple[PlannedPoint, ...]
+    project: str | None = None
+    """The folder that the command was started in, which relative paths start from. None in a sweep of an older version, whose
+    points are composed from their overrides; those of all others are in plan.json."""
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A point in its current state."""
+
+    overrides: tuple[str, ...]
+    swept: tuple[str, ...]
+    folder: str = ""
+    """Name of its run in the folder of the sweep; empty until it has started."""
+    status: PointStatus = "pending"
+    why: str = ""
 
 
 class SweepFolder:
@@ -68,7 +90,7 @@ class SweepFolder:
 
     @property
     def sweep_file(self) -> Path:
-        """The configuration and the status of each point."""
+        """The plan."""
         return self.path / "sweep.json"
 
     @property
@@ -81,9 +103,71 @@ class SweepFolder:
         """The Markdown report."""
         return self.path / "sweep.md"
 
+    @property
+    def jobs_folder(self) -> Path:
+        """What was submitted to a cluster, with the logs of the jobs."""
+        return self.path / "jobs"
+
     def point_folder(self, number: int) -> Path:
-        """Return the run folder of a point."""
+        """Return the folder of the first run of a point."""
         return self.path / f"{number:03d}"
+
+    # --- the plan -------------------------------------------------------------------------------------------------
+
+    def read(self) -> Sweep:
+        """Read sweep.json. Raise ParseError if it is damaged."""
+        sweep = read_record(self.sweep_file, Sweep)
+        if sweep.schema > SCHEMA:
+            raise ParseError(f"{self.sweep_file} was written by a newer version.", "Upgrade llm-perf-opt.")
+        return sweep
+
+    def write(self, sweep: Sweep, configs: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write the plan, with the configuration of each point. sweep.json is the last file: it makes the folder a sweep."""
+        if configs:
+            write_whole(self._plan_file, encoded(configs))
+        write_record(self.sweep_file, sweep)
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Return the planned configuration of each point. Raise ParseError if they are missing or damaged."""
+        try:
+            return read_record(self._plan_file, list[dict[str, Any]])
+        except ParseError as error:
+            raise ParseError(error.fact, "The plan cannot be used: start a new sweep.") from error
+
+    @property
+    def _plan_file(self) -> Path:
+        return self.path / "plan.json"
+
+    # --- what has become of it ------------------------------------------------------------------------------------
+
+    def points(self, sweep: Sweep | None = None) -> tuple[SweepPoint, ...]:
+        """Return every point in the state that its runs show."""
+        runs = self._runs()
+        planned = (sweep or self.read()).points
+        return tuple(self._point(point, runs.get(number, ())) for number, point in enumerate(planned))
+
+    def _runs(self) -> Mapping[int, Sequence[str]]:
+        """Return the names of the run folders of each point, oldest first. Links are not followed."""
+        found: dict[int, list[tuple[int, str]]] = {}
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                match = _RUN_NAME.fullmatch(entry.name)
+                if match and entry.is_dir(follow_symlinks=False):
+                    found.setdefault(int(match[1]), []).append((int(match[2] or 1), entry.name))
+        return {number: [name for _, name in sorted(names)] for number, names in found.items()}
+
+    def _point(self, planned: PlannedPoint, runs: Sequence[str]) -> SweepPoint:
+        """Return the state of a point: that of its last complete run, otherwise of its last run."""
+        states = [self._state(planned, name) for name in runs]
+        complete = [state for state in states if state.status == "complete"]
+        return (complete or states or [SweepPoint(planned.overrides, planned.swept)])[-1]
+
+    def _state(self, planned: PlannedPoint, name: str) -> SweepPoint:
+        manifest = _manifest(RunFolder(self.path / name))
+        if isinstance(manifest, Missing):
+            return SweepPoint(planned.overrides, planned.swept, name, "damaged", manifest.why)
+        why = " ".join(filter(None, (manifest.why, manifest.remedy)))
+        return SweepPoint(planned.overrides, planned.swept, name, manifest.status, why)
 
     def run(self, point: SweepPoint) -> Maybe[RunReader]:
         """Return the run of a point, or why there is none."""
@@ -94,30 +178,16 @@ class SweepFolder:
         except (ConfigError, ParseError) as error:  # gone, or damaged
             return Missing(error.fact)
 
-    def read(self) -> Sweep:
-        """Read sweep.json. Raise ParseError if it is damaged."""
-        sweep = read_record(self.sweep_file, Sweep)
-        if sweep.schema > SCHEMA:
-            raise ParseError(f"{self.sweep_file} was written by a newer version.", "Upgrade llm-perf-opt.")
-        for point in sweep.points:
-            if Path(point.folder).name != point.folder or "\0" in point.folder:
-                raise ParseError(f"{self.sweep_file} names a run outside the sweep: {point.folder!r}.")
-        return sweep
 
-    def write(self, sweep: Sweep) -> None:
-        """Replace sweep.json."""
-        write_record(self.sweep_file, sweep)
-
-    def update(self, number: int, point: SweepPoint) -> None:
-        """Replace one point."""
-        sweep = self.read()
-        points = list(sweep.points)
-        points[number] = point
-        self.write(replace(sweep, points=tuple(points)))
+def _manifest(run: RunFolder) -> Maybe[Manifest]:
+    try:
+        return run.manifest()
+    except ParseError as error:
+        return Missing(error.fact)
 
 
 def damage_of(point: SweepPoint, run: Maybe[RunReader]) -> Missing | None:
-    """Return why the run of a complete point can no longer be used: its folder or its times are gone or damaged."""
+    """Return why the run of a complete point can no longer be used: its times are gone or damaged."""
     if point.status != "complete":
         return None
     if isinstance(run, Missing):
@@ -129,3 +199,8 @@ def damage_of(point: SweepPoint, run: Maybe[RunReader]) -> Missing | None:
 def is_sweep(path: Path) -> bool:
     """Return whether the folder is a sweep."""
     return (path / "sweep.json").is_file()
+
+
+def resume_command(folder: SweepFolder) -> str:
+    """Return the command that resumes a sweep, as it can be pasted."""
+    return f"llm-perf run --resume {shlex.quote(str(folder.path))}"

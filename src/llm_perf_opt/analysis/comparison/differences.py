@@ -31,12 +31,12 @@ _RELATED: dict[Kind, tuple[str, ...]] = {
 ABSENT = "(not there)"
 EMPTY_GROUP, UNSET = "{}", "null"
 """As written by `flatten`."""
-_NEVER_AN_EXPERIMENT = ("experiment", "hydra", "project")
+_NEVER_AN_EXPERIMENT = ("experiment", "hydra", "launcher", "project")
 _MOST_NAMED = 5
 """Settings that a message names; more are named by their group."""
 _VOLATILE = (
     "taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz",
-    "waiting.why", "waiting.others", "waiting.seconds", "gpus",
+    "waiting.why", "waiting.others", "waiting.seconds", "gpus", "cluster",
 )  # fmt: skip
 """Facts that differ from moment to moment, or do not affect speed."""
 

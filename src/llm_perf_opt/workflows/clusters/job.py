@@ -1,0 +1,32 @@
+"""What runs on a node of a cluster: one point of a sweep, as a process of its own. Loads nothing heavy."""
+
+import os
+import sys
+from pathlib import Path
+
+from llm_perf_opt.core.processes import LAUNCHER_PID, answer, become
+
+_LONGEST_S = 20 * 24 * 3600.0
+"""Longer than any job: the cluster's own time limit ends a point first. Waiting for 25 days or more is not possible."""
+
+
+def point_argv(sweep: Path, number: int) -> list[str]:
+    """Return the command of a point, for the interpreter of this process."""
+    return [sys.executable, "-m", "llm_perf_opt", "run", "--quiet", "--point", str(sweep), str(number)]
+
+
+def become_point(sweep: str, number: int) -> None:
+    """Turn this process into the point, so that the signals of the scheduler reach it directly."""
+    become(point_argv(Path(sweep), number))
+
+
+def run_point(sweep: str, number: int, log: str) -> int:
+    """Run a point to its end and return its exit code. It ends with this process, and if this process is interrupted."""
+    environment = {**os.environ, LAUNCHER_PID: str(os.getpid())}
+    done = answer(point_argv(Path(sweep), number), folder=Path(sweep), environment=environment, timeout_s=_LONGEST_S)
+    Path(log).write_bytes(done.output + done.errors.encode())
+    return done.exit_code
+
+
+class Lease:
+    """Exists in a Ray cluster while a command runs the points of a sweep there."""
