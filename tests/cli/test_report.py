@@ -192,7 +192,7 @@ def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
     page = folder.page_file.read_text()
     assert "is failed and not ranked:</strong> No &lt;memory&gt;." in page
     assert 'href="./000/report.md"' in page, "it leads to what is there"
-    assert "/002/" not in page.replace(str(folder.path), ""), "and to nothing that is not"
+    assert "./002/" not in page.replace(str(folder.path), ""), "and to nothing that is not"
     assert f"is damaged and not ranked:</strong> {folder.path / '002' / 'run.json'} is missing." in page, (
         "a point whose run.json was removed says so"
     )

@@ -24,7 +24,7 @@ from builders import default_config, with_value
 from llm_perf_opt.config import checks
 from llm_perf_opt.config.choices import CONF_MODULE, GROUPS, group_options
 from llm_perf_opt.config.composition import Composed, compose, config_from_mapping, config_to_yaml, expand_sweep, with_overrides
-from llm_perf_opt.config.schema import ModelConfig, RunConfig
+from llm_perf_opt.config.schema import LauncherConfig, ModelConfig, RunConfig
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.host import cpu_list
 
@@ -613,6 +613,7 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     for name in ("torch", "nvml"):  # ncu needs a timeline, and an exporter is read by the telemetry
         values["profiling"][name]["enable"] = True
     values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together
+    values["launcher"] = {**dataclasses.asdict(LauncherConfig("slurm")), "gpus": values["launcher"]["gpus"], "wait": False}
     values["runtime"].update(type="mine", attn_implementation="auto", cache="dynamic", quantization="none")
     values["runtime"].update(compile="none", min_repeats=1, num_new_tokens=max(2, values["runtime"]["num_new_tokens"]))
     config = config_from_mapping(values)

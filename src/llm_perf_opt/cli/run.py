@@ -142,17 +142,21 @@ def _refuse_with_point(overrides: list[str], **options: object) -> None:
 def _point(place: Path, number: int, *, quiet: bool, as_json: bool) -> None:
     """Run one point of a sweep. Nothing but its own run folder is written."""
     from llm_perf_opt.core.processes import end_with_launcher
-    from llm_perf_opt.workflows.sweep import planned_point, point_words, run_point
+    from llm_perf_opt.workflows.sweep import run_planned
     from llm_perf_opt.workflows.sweep_folder import SweepFolder
 
     end_with_launcher()
     folder = SweepFolder.open(place)
-    sweep = folder.read()
-    if 0 <= number < len(sweep.points) and folder.points(sweep)[number].status == "complete":
-        print(f"Point {number} of {folder.path} is complete.", file=sys.stderr)
-        return
-    composed = planned_point(folder, number)
-    _, error = run_point(composed, point_words(sweep, number), _reported(quiet=quiet, as_json=as_json, one=True))
+    ran: list[str] = []
+    report = _reported(quiet=quiet, as_json=as_json, one=True)
+
+    def run_one(composed: "Composed", words: str) -> "tuple[RunFolder, LlmPerfError | None]":
+        ran.append(words)
+        return report(composed, words)
+
+    error = run_planned(folder, number, run_one)
+    if not ran and error is None:
+        print(f"Point {number} of {folder.path} is complete; nothing was run.", file=sys.stderr)
     raise_if(error)
 
 

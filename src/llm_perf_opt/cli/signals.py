@@ -98,7 +98,9 @@ def graceful_exit() -> Iterator[None]:
         if not received:
             raise
         kind, fact = _ENDS[received[0]]
-        raise kind(fact, error.remedy if isinstance(error, Interrupted) else "") from error
+        if not isinstance(error, Interrupted):
+            raise kind(fact, "") from error
+        raise kind(error.fact if error.fact.startswith(fact) else fact, error.remedy) from error
     finally:
         sys.stdout, sys.stderr = streams
         if any(file.may_break for file in output):

@@ -7,6 +7,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -108,20 +109,6 @@ def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | Non
     return folder
 
 
-def planned_point(folder: SweepFolder, number: int) -> Composed:
-    """Return a point as it was planned, and make its project the working folder: relative paths start there.
-
-    Raise ConfigError if this machine does not have that folder, or if there is no such point.
-    """
-    sweep = folder.read()
-    if not 0 <= number < len(sweep.points):
-        raise ConfigError(
-            f"{folder.path} has no point {number}.", f"Its points are 0 to {len(sweep.points) - 1}; `llm-perf report` lists them."
-        )
-    enter_project(sweep)
-    return _composed(folder, sweep, [number])[number]
-
-
 def enter_project(sweep: Sweep) -> None:
     """Make the project of the sweep the working folder."""
     if sweep.project is None:
@@ -188,26 +175,45 @@ def waiting_points(folder: SweepFolder) -> list[int]:
     return [number for number, point in states if point.status != "complete" or damage_of(point, folder.run(point))]
 
 
-def run_point(composed: Composed, words: str, run_one: RunOne) -> tuple[RunFolder | None, LlmPerfError | None]:
+def run_planned(folder: SweepFolder, number: int, run_one: RunOne) -> LlmPerfError | None:
+    """Run one point as it was planned, in the project of the sweep, and return the error that it ended with.
+
+    Nothing but a new run folder of this point is written. A point that is complete is not run again.
+    """
+    sweep = folder.read()
+    if not 0 <= number < len(sweep.points):
+        raise ConfigError(f"{folder.path} has no point {number}.", f"Its points are 0 to {len(sweep.points) - 1}.")
+    point = folder.point(number, sweep)
+    if point.status == "complete" and not damage_of(point, folder.run(point)):
+        return None
+    try:
+        enter_project(sweep)
+        composed = _composed(folder, sweep, [number])[number]
+    except LlmPerfError as error:
+        _leave_failed(folder.point_folder(number), error)
+        return error
+    return run_point(composed, point_words(sweep, number), run_one)
+
+
+def run_point(composed: Composed, words: str, run_one: RunOne) -> LlmPerfError | None:
     """Run one point. Its run.json says how it ended, also if it was refused before its first pass."""
     try:
         run, error = run_one(composed, words)
     except LlmPerfError as raised:  # it left no folder
-        return _leave_failed(composed.run_dir, raised), raised
+        _leave_failed(composed.run_dir, raised)
+        return raised
     if error is not None:
         _record(run, error)
-    return run, error
+    return error
 
 
-def _leave_failed(wanted: Path, error: LlmPerfError) -> RunFolder | None:
-    """Create the run folder of a point that could not start; none if the disk does not take it."""
+def _leave_failed(wanted: Path, error: LlmPerfError) -> None:
+    """Leave a run folder of a point that could not start, unless the disk does not take it."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    try:
-        run = RunFolder.create(wanted)
-        run.write_manifest(Manifest(SCHEMA, __version__, "failed", created, (), (), error.fact, error.remedy))
-    except LlmPerfError:
-        return None
-    return run
+    with suppress(LlmPerfError):
+        RunFolder.create(wanted).write_manifest(
+            Manifest(SCHEMA, __version__, "failed", created, (), (), error.fact, error.remedy)
+        )
 
 
 def _record(run: RunFolder, error: LlmPerfError) -> None:
@@ -234,7 +240,7 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
             _require_same_weights(folder, sweep)
     failed = 0
     for number in waiting:
-        _, error = run_point(composed[number], point_words(sweep, number), run_one)
+        error = run_point(composed[number], point_words(sweep, number), run_one)
         if isinstance(error, Interrupted):
             return Interrupted(error.fact, f"`{resume_command(folder)}` runs the points that are not complete.")
         failed += error is not None

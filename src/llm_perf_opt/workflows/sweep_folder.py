@@ -146,6 +146,10 @@ class SweepFolder:
         planned = (sweep or self.read()).points
         return tuple(self._point(point, runs.get(number, ())) for number, point in enumerate(planned))
 
+    def point(self, number: int, sweep: Sweep) -> SweepPoint:
+        """Return one point in the state that its runs show."""
+        return self._point(sweep.points[number], self._runs().get(number, ()))
+
     def _runs(self) -> Mapping[int, Sequence[str]]:
         """Return the names of the run folders of each point, oldest first. Links are not followed."""
         found: dict[int, list[tuple[int, str]]] = {}

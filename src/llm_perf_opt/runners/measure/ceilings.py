@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import platform
 import sys
 import time
 import warnings
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError
+from llm_perf_opt.core.file_lock import locked
 from llm_perf_opt.core.host import (
     cache_bytes,
     cpu_name,
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 BUDGET_S = {"cuda": 9.0, "cpu": 3.0}
 """Default measuring time, without loading the framework and filling memory."""
+_PATIENCE_S = 45.0
+"""How long another process may take to measure; after that, this one measures at the same time."""
 MODEL_SHARE = 0.4
 """Measuring time of a model's own shapes, relative to that of the device."""
 METHOD = 4
@@ -68,6 +72,8 @@ class Identity:
     """How OpenMP threads wait for work."""
     model: ModelLinears | None = None
     """The model whose shapes are measured; None for the peaks of the device itself."""
+    node: str = ""
+    """The machine: a shared home folder holds the peaks of many, and not all of one kind are equally fast."""
     peers: tuple[str, ...] = ()
     """The other GPUs that the process sees, which copies and collectives go to."""
 
@@ -76,7 +82,7 @@ class Identity:
         """A hash that names the cache file."""
         # Threads do not affect a GPU, and a CPU has no peers.
         around: list[Any] = [self.threads, self.cpus, self.wait_policy] if self.kind == "cpu" else [*self.peers]
-        parts: list[Any] = [METHOD, self.kind, self.name, self.device_id, str(self.driver), self.torch_version, around]
+        parts: list[Any] = [METHOD, self.kind, self.name, self.device_id, str(self.driver), self.torch_version, self.node, around]
         parts += [asdict(self.model)] if self.model else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -122,23 +128,26 @@ def _load_or_measure(
     device: "torch.device", identity: Identity, refresh: bool, budget_s: float, progress: Progress
 ) -> FoundCeilings:
     folder = cache_folder()
-    file: Maybe[Path] = folder if isinstance(folder, Missing) else folder / f"{identity.digest}.json"
-    notes: list[str] = [] if isinstance(file, Path) else [f"The peaks are not cached: {file.why}."]
-    if isinstance(file, Path) and not refresh:
-        cached = _cached(file, identity, notes)
+    if isinstance(folder, Missing):
+        ceilings, doubts = measure(device, identity, budget_s, progress)
+        return FoundCeilings(ceilings, False, folder, (f"The peaks are not cached: {folder.why}.",), tuple(doubts))
+    file = folder / f"{identity.digest}.json"
+    # Another process that measures the same device would disturb this one: it is waited for, and its peaks are used.
+    with locked(file.with_suffix(".lock"), _PATIENCE_S):
+        notes: list[str] = []
+        cached = None if refresh else _cached(file, identity, notes)
         if cached is not None and cached.budget_s >= budget_s:
             return FoundCeilings(cached, True, str(file), tuple(notes))
-    ceilings, doubts = measure(device, identity, budget_s, progress)
-    found = FoundCeilings(ceilings, False, str(file) if isinstance(file, Path) else file, tuple(notes))
-    if doubts:
-        reasons = [f"Not cached: {doubt}." for doubt in doubts]
-        return replace(found, cache_file=Missing("not cached"), notes=(*notes, *reasons), doubts=tuple(doubts))
-    if isinstance(file, Path):
+        ceilings, doubts = measure(device, identity, budget_s, progress)
+        found = FoundCeilings(ceilings, False, str(file), tuple(notes))
+        if doubts:
+            reasons = [f"Not cached: {doubt}." for doubt in doubts]
+            return replace(found, cache_file=Missing("not cached"), notes=(*notes, *reasons), doubts=tuple(doubts))
         try:
             write_record(file, replace(found, notes=()))
         except LlmPerfError as error:
             return replace(found, cache_file=Missing("not cached"), notes=(*notes, f"The peaks are not cached: {error.fact}"))
-    return found
+        return found
 
 
 def measure(device: "torch.device", identity: Identity, budget_s: float, progress: Progress) -> tuple[Ceilings, tuple[str, ...]]:
@@ -256,11 +265,21 @@ def identify(device: "torch.device") -> Identity:
         size = "unknown" if isinstance(cache, Missing) else f"{cache / 2**20:.0f} MiB"
         device_id = f"{os.cpu_count()} processors, last-level cache {size}"
         cpus = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-        return Identity("cpu", cpu_name(), device_id, Missing("the run is on the CPU"), version, threads, cpus, wait_policy())
+        return Identity(
+            "cpu",
+            cpu_name(),
+            device_id,
+            Missing("the run is on the CPU"),
+            version,
+            threads,
+            cpus,
+            wait_policy(),
+            node=platform.node(),
+        )
     properties = torch.cuda.get_device_properties(device)
     numbers = range(torch.cuda.device_count())
     peers = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in numbers if number != (device.index or 0))
-    return Identity("cuda", properties.name, str(properties.uuid), _driver(), version, threads, peers=peers)
+    return Identity("cuda", properties.name, str(properties.uuid), _driver(), version, threads, node=platform.node(), peers=peers)
 
 
 def _driver() -> Maybe[str]:

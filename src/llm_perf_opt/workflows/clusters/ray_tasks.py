@@ -16,6 +16,7 @@ from llm_perf_opt.workflows.sweep import waiting_points
 from llm_perf_opt.workflows.sweep_folder import SweepFolder, resume_command
 
 _NAMESPACE = "llm-perf"
+_LOOPBACK = ("127.0.0.1", "localhost")
 _END_S = 40.0
 """How long points may take to end after an interrupt: longer than the passes take."""
 _INSTALL = "Install it with `pip install 'llm-perf-opt[ray]'`, in the version of the cluster."
@@ -123,8 +124,11 @@ def _ray() -> Any:
 
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
+    # A cluster on the loopback address knows its nodes by that address, not by the one that Ray finds for this machine.
+    loopback = (address or "").partition(":")[0] in _LOOPBACK
+    options = {"_node_ip_address": "127.0.0.1"} if loopback else {}
     try:
-        ray.init(address=address or "auto", namespace=_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address or "auto", namespace=_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceError(
             f"No Ray cluster can be used at {address or 'this machine'}: {next(iter(str(error).splitlines()), '')[:300]}",

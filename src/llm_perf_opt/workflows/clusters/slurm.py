@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.config.composition import MOST_POINTS
 from llm_perf_opt.config.launchers import minutes
 from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError, interrupted
@@ -22,7 +23,7 @@ _WARNING_S, _SHORT_MIN = 60, 5
 """SIGUSR2 is sent this long before the time limit, except for limits so short that it would come at once."""
 _POLL_S = (1.0, 30.0)
 """The first and the longest pause between two looks at the queue."""
-_ANSWER_S = 60.0
+_ANSWER_S = 30.0
 _MOST_SILENT = 20
 """How often in a row the queue may not answer while this command waits: the controller may be restarting."""
 _INSTALL = "Install it with `pip install 'llm-perf-opt[slurm]'`."
@@ -121,14 +122,15 @@ def _parameters(launcher: LauncherConfig, name: str, gpus: int) -> dict[str, Any
     more |= {"exclusive": True} if launcher.exclusive else {}
     found: dict[str, Any] = {
         "job_name": name,
+        "time": limit,  # without a value, submitit would set 5 minutes
+        "wckey": None,
         "cpus_per_task": launcher.cpus or 1,
+        "array_parallelism": launcher.parallel or MOST_POINTS,
         "signal_delay_s": _WARNING_S if limit is None or limit > _SHORT_MIN else 0,
         "additional_parameters": more,
     }
     found |= {"partition": launcher.partition} if launcher.partition else {}
-    found |= {"gpus_per_node": gpus} if gpus else {}
-    found |= {"array_parallelism": launcher.parallel} if launcher.parallel else {}
-    return found | ({"time": limit} if limit is not None else {})
+    return found | ({"gpus_per_node": gpus} if gpus else {})
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,41 @@
+"""A lock that processes on one or several machines share. It ends with its process."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_POLL_S = 0.1
+
+
+@contextmanager
+def locked(path: Path, patience_s: float) -> Iterator[bool]:
+    """Hold an exclusive lock on a file, which is created. Yield False if others hold it for longer than `patience_s`.
+
+    A POSIX record lock (fcntl), which NFS passes on to other machines. False also where locks do not work.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # a read-only or full file system: what is written there fails as well, and is reported
+        yield False
+        return
+    try:
+        yield _taken(descriptor, time.monotonic() + patience_s)
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except (BlockingIOError, PermissionError):  # which of them depends on the system
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        except OSError:
+            return False
