@@ -265,17 +265,9 @@ def identify(device: "torch.device") -> Identity:
         size = "unknown" if isinstance(cache, Missing) else f"{cache / 2**20:.0f} MiB"
         device_id = f"{os.cpu_count()} processors, last-level cache {size}"
         cpus = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-        return Identity(
-            "cpu",
-            cpu_name(),
-            device_id,
-            Missing("the run is on the CPU"),
-            version,
-            threads,
-            cpus,
-            wait_policy(),
-            node=platform.node(),
-        )
+        driver = Missing("the run is on the CPU")
+        node = platform.node()
+        return Identity("cpu", cpu_name(), device_id, driver, version, threads, cpus, wait_policy(), node=node)
     properties = torch.cuda.get_device_properties(device)
     numbers = range(torch.cuda.device_count())
     peers = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in numbers if number != (device.index or 0))
