@@ -36,7 +36,16 @@ if not _WORKER:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-LONG_FIXTURES = {"real_nsys", "real_ncu", "chromium", "vllm_python", "aiperf_python", "engine_python"}
+LONG_FIXTURES = {
+    "real_nsys",
+    "real_ncu",
+    "chromium",
+    "vllm_python",
+    "aiperf_python",
+    "engine_python",
+    "slurm_programs",
+    "ray_python",
+}
 """Tests that use one of these run a real tool for seconds: `make test` leaves them to `make test-all`."""
 
 
@@ -132,6 +141,27 @@ def vllm_python() -> Path:
 def aiperf_python() -> Path:
     """An interpreter that has the real AIPerf: `make aiperf-venv` makes one."""
     return _interpreter("aiperf", "AIPERF", "aiperf-venv")
+
+
+@pytest.fixture(scope="session")
+def ray_python() -> Path:
+    """An interpreter that has Ray and this package: `make ray-venv` makes one."""
+    return _interpreter("ray", "RAY", "ray-venv")
+
+
+@pytest.fixture(scope="session")
+def slurm_programs() -> None:
+    """Slurm's own programs, and submitit."""
+    from importlib.util import find_spec
+
+    from slurm_cluster import missing_programs
+
+    missing = [*missing_programs(), *(["submitit"] if find_spec("submitit") is None else [])]
+    if missing:
+        message = f"not on this machine: {', '.join(missing)} (apt-get install slurm-wlm)"
+        if os.environ.get("LLM_PERF_REQUIRE_SLURM"):  # set where it was installed on purpose
+            pytest.fail(message)
+        pytest.skip(message)
 
 
 def _interpreter(name: str, required: str, target: str) -> Path:
