@@ -11,6 +11,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 AIPERF_VENV ?= .venv-aiperf
 AIPERF_INSTALLED := $(AIPERF_VENV)/.installed
 ENGINES := onnxruntime-genai openvino-genai llamacpp
+RAY_INSTALLED := .venv-ray/.installed
 
 # $(call install,ENVIRONMENT,PACKAGES) and $(call uninstall,ENVIRONMENT,PACKAGES)
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet --disable-pip-version-check) $(2)
@@ -19,7 +20,7 @@ uninstall = $(if $(UV),$(UV) pip uninstall --quiet --python $(1)/bin/python,$(1)
 # The tests start hundreds of processes: without compiled files each would compile the package again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadfile
 
-.PHONY: profile test test-all test-long explore check format bench vllm-venv aiperf-venv engine-venvs clean
+.PHONY: profile test test-all test-long explore check format bench vllm-venv aiperf-venv engine-venvs ray-venv clean
 
 profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machine has
 	$(BIN)/llm-perf run $(OVERRIDES)
@@ -72,6 +73,8 @@ $(AIPERF_INSTALLED):
 
 engine-venvs: $(ENGINES:%=.venv-%/.installed)  ## the engines that need no torch of their own, one environment each; the tests use them
 
+ray-venv: $(RAY_INSTALLED)  ## Ray in an environment of its own; the tests of launcher=ray use it
+
 # Such an environment holds the engine and its converter, and sees the packages of .venv. A converter may ask for torchvision,
 # whose build does not load beside a torch for the CPU and is not needed.
 .venv-%/.installed: $(INSTALLED)
@@ -82,4 +85,4 @@ engine-venvs: $(ENGINES:%=.venv-%/.installed)  ## the engines that need no torch
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(AIPERF_VENV) $(ENGINES:%=.venv-%) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(AIPERF_VENV) $(ENGINES:%=.venv-%) .venv-ray build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

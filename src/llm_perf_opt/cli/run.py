@@ -1,5 +1,6 @@
 """Profile a model, or a sweep."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,6 +56,9 @@ def run(
             help="Run only point N of a planned sweep and write its folder; what a launcher starts on a node.",
         ),
     ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="With -m: write the plan of the sweep for --point on other machines, and exit.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the passes, and exit.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -67,12 +71,14 @@ def run(
     """
     note_debug(debug)
     given = _settings(overrides or [])
+    if plan and (not multirun or resume or point or dry_run):
+        raise ConfigError("--plan writes the plan of a new sweep.", "Use `llm-perf run -m --plan KEY=A,B …`.")
     with graceful_exit():
         if point:
             _refuse_with_point(given, multirun=multirun, resume=resume, config_dir=config_dir, dry_run=dry_run)
             _point(*point, quiet=quiet, as_json=as_json)
         elif multirun or resume:
-            _sweep(given, config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
+            _sweep(given, config_dir, resume, plan=plan, dry_run=dry_run, quiet=quiet, as_json=as_json)
         else:
             _one(given, config_dir, dry_run=dry_run, quiet=quiet, as_json=as_json)
 
@@ -179,7 +185,7 @@ def _reported(*, quiet: bool, as_json: bool, one: bool = False) -> "RunOne":
 
 
 def _sweep(
-    overrides: list[str], config_dir: Path | None, resume: Path | None, *, dry_run: bool, quiet: bool, as_json: bool
+    overrides: list[str], config_dir: Path | None, resume: Path | None, *, plan: bool, dry_run: bool, quiet: bool, as_json: bool
 ) -> None:
     from llm_perf_opt.workflows.sweep import begin_sweep, launcher_of, plan_sweep, report_sweep, sweep_error, with_launcher
     from llm_perf_opt.workflows.sweep_folder import SweepFolder
@@ -193,12 +199,15 @@ def _sweep(
         folder.hold()
         launcher = with_launcher(folder, launcher_of(folder), overrides)
     else:
-        planned = plan_sweep(overrides, config_dir)
+        planned = plan_sweep(overrides, config_dir, elsewhere=plan)
         _print_notes(planned.composed, *planned.notes)
         if dry_run:
             print_json([point.overrides for point in planned.points]) if as_json else _print_points(planned)
             return
         folder = begin_sweep(planned, command_line(), config_dir)
+        if plan:
+            _print_plan_of_sweep(folder, as_json)
+            return
         launcher = planned.launcher
     error = _launched(folder, launcher, _reported(quiet=quiet, as_json=as_json), quiet=quiet)
     try:
@@ -212,6 +221,17 @@ def _sweep(
     else:
         print(f"sweep: {folder.path}\nreport: {folder.page_file}")
     raise_if(error)
+
+
+def _print_plan_of_sweep(folder: "SweepFolder", as_json: bool) -> None:
+    """Print the folder of a planned sweep, and how its points are run."""
+    points = folder.points()
+    if as_json:
+        print_json({"sweep": str(folder.path), "points": points})
+        return
+    place = shlex.quote(str(folder.path))
+    print(f"sweep: {folder.path}\n# points: 0 to {len(points) - 1}; run one with: llm-perf run --point {place} N")
+    print(f"# when they have ended: llm-perf report {place}")
 
 
 def _launched(folder: "SweepFolder", launcher: "LauncherConfig", run_one: "RunOne", *, quiet: bool) -> LlmPerfError | None:

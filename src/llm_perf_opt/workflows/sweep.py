@@ -61,17 +61,17 @@ class Planned:
         return self.composed[0].config.launcher
 
 
-def plan_sweep(overrides: Sequence[str], config_dir: Path | None) -> Planned:
+def plan_sweep(overrides: Sequence[str], config_dir: Path | None, *, elsewhere: bool = False) -> Planned:
     """Compose every point, so that an invalid one is rejected before the first one runs.
 
-    What depends on the machine is checked here only if the points run here.
+    What depends on the machine is checked here only if the points run here: not on a cluster, and not `elsewhere`.
     """
     words = [without_plus(text) for text in overrides]
     wanted = [text for text in words if text.startswith(_RUN_DIR)]
     points = _points([text for text in words if not text.startswith(_RUN_DIR)])
     composed = tuple(compose(point.overrides, config_dir) for point in points)
     _require_one_launcher(point.config.launcher for point in composed)
-    if composed[0].config.launcher.type == "local":
+    if composed[0].config.launcher.type == "local" and not elsewhere:
         for point in composed:
             resolve_metrics(point.config)
         refuse_early(point.config for point in composed)

@@ -41,7 +41,8 @@ def ray_cluster(python: Path, variables: dict[str, str], folder: Path) -> Iterat
 def test_a_sweep_of_four_points_one_interrupted_and_resumed(ray_python: Path, tmp_path: Path) -> None:
     sweep, hold = tmp_path / "a sweep", tmp_path / "hold"
     hold.touch()
-    variables = {**environment(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    # The second variable makes Ray use the loopback address, also on Linux.
+    variables = {**environment(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
     with ray_cluster(ray_python, variables, tmp_path) as address:
 

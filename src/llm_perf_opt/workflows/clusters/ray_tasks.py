@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,14 +10,13 @@ from typing import Any
 from llm_perf_opt.config.launchers import memory_bytes
 from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError, interrupted
-from llm_perf_opt.core.processes import uninterrupted
+from llm_perf_opt.core.processes import STOPS, uninterrupted
 from llm_perf_opt.workflows.clusters.job import Lease, run_point
 from llm_perf_opt.workflows.clusters.submissions import Say, Submissions
 from llm_perf_opt.workflows.sweep import waiting_points
 from llm_perf_opt.workflows.sweep_folder import SweepFolder, resume_command
 
 _NAMESPACE = "llm-perf"
-_LOOPBACK = ("127.0.0.1", "localhost")
 _END_S = 40.0
 """How long points may take to end after an interrupt: longer than the passes take."""
 _INSTALL = "Install it with `pip install 'llm-perf-opt[ray]'`, in the version of the cluster."
@@ -124,16 +124,17 @@ def _ray() -> Any:
 
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    # A cluster on the loopback address knows its nodes by that address, not by the one that Ray finds for this machine.
-    loopback = (address or "").partition(":")[0] in _LOOPBACK
-    options = {"_node_ip_address": "127.0.0.1"} if loopback else {}
+    handlers = {number: handler for number in STOPS if (handler := signal.getsignal(number)) is not None}
     try:
-        ray.init(address=address or "auto", namespace=_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+        ray.init(address=address or "auto", namespace=_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceError(
             f"No Ray cluster can be used at {address or 'this machine'}: {next(iter(str(error).splitlines()), '')[:300]}",
             "Start one with `ray start --head`, or give launcher.address=HOST:PORT of one that runs the same version of Ray.",
         ) from error
+    finally:
+        for number, handler in handlers.items():  # Ray replaces that of SIGTERM, which would end this command at once
+            signal.signal(number, handler)
     try:
         yield
     finally:
