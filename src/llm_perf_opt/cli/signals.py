@@ -100,7 +100,8 @@ def graceful_exit() -> Iterator[None]:
         kind, fact = _ENDS[received[0]]
         if not isinstance(error, Interrupted):
             raise kind(fact, "") from error
-        raise kind(error.fact if error.fact.startswith(fact) else fact, error.remedy) from error
+        more = error.fact.removeprefix("Interrupted.").removeprefix(fact).strip()
+        raise kind(f"{fact} {more}".strip(), error.remedy) from error
     finally:
         sys.stdout, sys.stderr = streams
         if any(file.may_break for file in output):

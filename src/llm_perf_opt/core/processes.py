@@ -92,6 +92,48 @@ def answer(
     return Answer(child.returncode, output, errors.decode(errors="replace"))
 
 
+def run_logged(argv: Sequence[str], *, folder: Path, environment: Mapping[str, str], log: Path) -> int:
+    """Run a command to its end, with its output in a file, and return its exit code. If interrupted, end it.
+
+    Looks up every second: an interrupt from another thread, as a worker of Ray sends it, does not end a longer wait.
+    """
+    with log.open("wb") as out:
+        try:
+            child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
+                list(argv),
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ResourceError(f"{argv[0]} cannot be started in {folder}: {error.strerror}.", "Check its path.") from error
+    try:
+        with _ended(child.pid) as ended:
+            while child.poll() is None:
+                select.select([ended] if ended is not None else [], [], [], 1.0)
+    except KeyboardInterrupt as error:
+        end(child)
+        raise interrupted(error, "Completed results are kept.") from None
+    return child.returncode
+
+
+@contextmanager
+def _ended(pid: int) -> Iterator[int | None]:
+    """Yield a descriptor that becomes readable when a child has ended; None if the kernel does not have such."""
+    try:
+        descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+    except OSError:
+        descriptor = None
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
 def answers(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[Answer]:
     """Run several commands at once, each until it ends, and return their results. If interrupted, end all of them."""
     children: list[subprocess.Popen[bytes]] = []

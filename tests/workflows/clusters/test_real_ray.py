@@ -60,7 +60,7 @@ def test_a_sweep_of_four_points_one_interrupted_and_resumed(ray_python: Path, tm
         first.send_signal(signal.SIGTERM)
         out, said = first.communicate(timeout=HANG_S)
         assert first.returncode == 143, said
-        assert "have ended" in said
+        assert "have ended" in said, said
         assert "llm-perf run --resume" in said
         states = [(point.status, point.folder) for point in SweepFolder(sweep).points()]
         assert states[:3] == [("complete", "000"), ("complete", "001"), ("complete", "002")]

@@ -4,10 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from llm_perf_opt.core.processes import LAUNCHER_PID, answer, become
-
-_LONGEST_S = 20 * 24 * 3600.0
-"""Longer than any job: the cluster's own time limit ends a point first. Waiting for 25 days or more is not possible."""
+from llm_perf_opt.core.processes import LAUNCHER_PID, become, run_logged
 
 
 def point_argv(sweep: Path, number: int) -> list[str]:
@@ -23,9 +20,7 @@ def become_point(sweep: str, number: int) -> None:
 def run_point(sweep: str, number: int, log: str) -> int:
     """Run a point to its end and return its exit code. It ends with this process, and if this process is interrupted."""
     environment = {**os.environ, LAUNCHER_PID: str(os.getpid())}
-    done = answer(point_argv(Path(sweep), number), folder=Path(sweep), environment=environment, timeout_s=_LONGEST_S)
-    Path(log).write_bytes(done.output + done.errors.encode())
-    return done.exit_code
+    return run_logged(point_argv(Path(sweep), number), folder=Path(sweep), environment=environment, log=Path(log))
 
 
 class Lease:
