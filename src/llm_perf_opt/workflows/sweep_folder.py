@@ -150,6 +150,12 @@ class SweepFolder:
         """Return one point in the state that its runs show."""
         return self._point(sweep.points[number], self._runs().get(number, ()))
 
+    def goes_on(self, number: int) -> bool:
+        """Return whether the last run of a point has not ended: it is running, or was killed."""
+        runs = self._runs().get(number, ())
+        manifest = _manifest(RunFolder(self.path / runs[-1])) if runs else Missing("not run")
+        return not isinstance(manifest, Missing) and any(entry.status in ("pending", "started") for entry in manifest.passes)
+
     def _runs(self) -> Mapping[int, Sequence[str]]:
         """Return the names of the run folders of each point, oldest first. Links are not followed."""
         found: dict[int, list[tuple[int, str]]] = {}

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from llm_perf_opt.workflows.sweep_folder import SweepFolder, resume_command
 _NAMESPACE = "llm-perf"
 _END_S = 40.0
 """How long points may take to end after an interrupt: longer than the passes take."""
+_LOOK_S = 0.5
 _INSTALL = "Install it with `pip install 'llm-perf-opt[ray]'`, in the version of the cluster."
 
 
@@ -107,11 +109,15 @@ class _Tasks:
         return []
 
     def cancel(self) -> bool:
-        """End all tasks; return whether all have ended."""
+        """End all tasks; return whether all points have ended. Ray counts a task as ended while its point still closes its run."""
         for task in self._running:
             self._ray.cancel(task)
-        _, left = self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_END_S)
-        return not left
+        deadline = time.monotonic() + _END_S
+        while any(self._folder.goes_on(number) for number in self._running.values()):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
 
 def _ray() -> Any:
