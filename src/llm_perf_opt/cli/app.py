@@ -75,8 +75,9 @@ _VERBS = (
     doctor.doctor,
     options.options,
 )
+_OWN_PARSING = {run.run: WithOverrides, cost.cost: WithOverrides, serve.serve: WithOverrides, runs.runs: runs.WithPage}
 for _verb in _VERBS:
-    app.command(cls=WithOverrides if _verb in (run.run, cost.cost, serve.serve) else None)(_verb)
+    app.command(cls=_OWN_PARSING.get(_verb))(_verb)
 app.command("exec")(exec.exec_program)
 app.command("import")(import_load.import_load)
 app.add_typer(baseline.app)

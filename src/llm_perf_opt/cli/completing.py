@@ -50,6 +50,30 @@ def complete_hardware(incomplete: str) -> list[str]:
     return [name for name in HARDWARE if name.startswith(incomplete)]
 
 
+def complete_metric(incomplete: str) -> list[str]:
+    """Complete the metrics of a run."""
+    from llm_perf_opt.analysis.metrics import METRICS
+
+    return [metric.key for metric in METRICS if metric.key.startswith(incomplete)]
+
+
+def complete_runtime(incomplete: str) -> list[str]:
+    """Complete the runtimes."""
+    from llm_perf_opt.config.choices import group_options
+    from llm_perf_opt.core.errors import LlmPerfError
+
+    try:
+        names = group_options().get("runtime", ())
+    except LlmPerfError:  # two packages with the same runtime; the verb reports it
+        names = ()
+    return _plain(name for name in names if name.startswith(incomplete))
+
+
+def complete_status(incomplete: str) -> list[str]:
+    """Complete the status of a run."""
+    return [name for name in ("complete", "partial", "failed", "damaged") if name.startswith(incomplete)]
+
+
 def _plain(candidates: Iterable[str]) -> list[str]:
     """Drop candidates that contain line breaks or control characters."""
     return [word for word in candidates if word == one_line(word)]

@@ -2,10 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from llm_perf_opt.cli.completing import complete_metric, complete_runtime, complete_status
 from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 
@@ -19,12 +21,49 @@ if TYPE_CHECKING:
 _ROWS = 20
 
 
+class WithPage(TyperCommand):
+    """A verb whose `--html` takes a file or nothing: what follows is its file only if it ends in .html."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write `--html` without a file as `--html=`, then parse."""
+        following = [*args[1:], ""]
+        words = [
+            "--html=" if word == "--html" and not after.endswith(".html") else word
+            for word, after in zip(args, following, strict=True)
+        ]
+        return super().parse_args(ctx, words)
+
+
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with the runs, at any depth.")] = Path("runs"),
     model: Annotated[str | None, typer.Option(help="Only runs of this model.")] = None,
     experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only runs with this status: complete, partial, failed or damaged.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Only runs on devices whose name contains this, such as h200.")] = None,
+    runtime: Annotated[str | None, typer.Option(help="Only runs of this runtime.", autocompletion=complete_runtime)] = None,
+    status: Annotated[
+        str | None,
+        typer.Option(help="Only runs with this status: complete, partial, failed or damaged.", autocompletion=complete_status),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only runs made since then: 2026-01-31, 2026-01-31T12:00 (UTC) or 30d.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC<VALUE", help="Only runs whose median is within this limit: 'tpot<20ms'. May be repeated."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Maximum number of rows of the list; 0 for all. Default: 20.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Show the best run of each model, workload and hardware.")] = False,
+    trend: Annotated[bool, typer.Option("--trend", help="Show the metric per commit.")] = False,
+    regressions: Annotated[
+        bool, typer.Option("--regressions", help="Compare the newest commit of each series with the one before it.")
+    ] = False,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="[FILE.html]", help="Write all of this as one page. Default: index.html in the folder."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="The metric of these views. Default: tpot.", autocompletion=complete_metric)
+    ] = None,
     keep: Annotated[
         int | None,
         typer.Option(
@@ -42,28 +81,55 @@ def runs(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List runs and sweeps, newest first; or remove or compress some of them. A damaged run is listed with the reason."""
+    """List runs and sweeps, newest first; show the best, trends and regressions; or remove or compress some of them."""
     note_debug(debug)
-    from llm_perf_opt.workflows.run_listing import find_runs, list_runs
-
-    if keep is None and older_than is None and not compress:
-        if yes or sweeps:
-            raise ConfigError(
-                f"{'--yes' if yes else '--sweeps'} alone has no effect.", "Add --keep N, --older-than 30d or --compress."
-            )
-        most = _ROWS if limit is None else limit
-        _print_listing(list_runs(folder, model=model, experiment=experiment, status=status, limit=most), folder, as_json)
+    names = {"model": model, "experiment": experiment, "status": status}
+    more = {"hardware": hardware, "runtime": runtime, "since": since, "where": where, "metric": metric}
+    views = {"best": best, "trend": trend, "regressions": regressions, "html": html is not None}
+    asked = [f"--{name}" for name, value in (*more.items(), *views.items()) if value]
+    if keep is not None or older_than is not None or compress:
+        if asked:
+            raise ConfigError(f"{asked[0]} does not select what is removed or compressed.", "Omit it.")
+        _clean_up_chosen(folder, names, (keep, older_than, compress, sweeps, limit), yes=yes, as_json=as_json)
         return
+    if yes or sweeps:
+        raise ConfigError(
+            f"{'--yes' if yes else '--sweeps'} alone has no effect.", "Add --keep N, --older-than 30d or --compress."
+        )
+    if not asked:
+        from llm_perf_opt.workflows.run_listing import list_runs
+
+        _print_listing(list_runs(folder, **names, limit=_ROWS if limit is None else limit), folder, as_json)
+        return
+    from llm_perf_opt.cli.fleet import show_fleet
+    from llm_perf_opt.workflows.fleet import Filters
+
+    filters = Filters(model, experiment, hardware, runtime, status, since, tuple(where or ()))
+    show_fleet(
+        folder, filters, {name for name, value in views.items() if value}, html=html, metric=metric, limit=limit, as_json=as_json
+    )
+
+
+def _clean_up_chosen(
+    folder: Path,
+    names: dict[str, str | None],
+    how: tuple[int | None, str | None, bool, bool, int | None],
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    from llm_perf_opt.workflows.housekeeping import Cleanup, parse_age
+    from llm_perf_opt.workflows.run_listing import find_runs
+
+    keep, older_than, compress, sweeps, limit = how
     if limit is not None:
         raise ConfigError(
             f"--limit {limit} restricts the list only, not what is removed or compressed.", "Omit it, or use --keep N."
         )
     if compress and sweeps:
         raise ConfigError("--sweeps has no effect with --compress, which includes the runs of sweeps.", "Omit --sweeps.")
-    from llm_perf_opt.workflows.housekeeping import Cleanup, parse_age
-
     request = Cleanup(keep, None if older_than is None else parse_age(older_than), compress, sweeps)
-    rows, _ = find_runs(folder, model=model, experiment=experiment, status=status)
+    rows, _ = find_runs(folder, **names)
     _clean_up(folder, rows, request, yes=yes, as_json=as_json)
 
 

@@ -23,7 +23,7 @@ def verdict_sentences(found: Comparison) -> list[str]:
     if found.unjudged:
         return [f"No verdict: {found.unjudged.removesuffix('.')}."]
     rows = [found.row(key) for key in HEADLINE]
-    return [f"{row.label}: {words(row.effect, _verdict_words)}." for row in rows]
+    return [f"{row.label}: {words(row.effect, verdict_words)}." for row in rows]
 
 
 def cause_sentences(found: Comparison) -> list[str]:
@@ -71,7 +71,8 @@ def _cause(row: FigureChange) -> str:
     return f"{row.label.partition('/')[2]}: {base} → {new}"
 
 
-def _verdict_words(effect: Effect) -> str:
+def verdict_words(effect: Effect) -> str:
+    """Return the verdict with its interval, and the reason if there is none."""
     if isinstance(effect.interval, Missing):
         return f"not distinguishable ({signed_percent(effect.change)}; {effect.interval.why})"
     about = f"{signed_percent(effect.change)}, {LEVEL_WORDS}: {interval_words(effect)}"

@@ -59,6 +59,8 @@ class Table:
     """How to read the table, and what is left out."""
     dropped: list[str] = field(default_factory=list)
     """The columns that `shown` leaves out, with the reasons."""
+    facets: Sequence[str] = ()
+    """Columns whose values can be selected in HTML. The page then holds the rows as data and shows some of them at a time."""
     block: ClassVar[str] = "table"
 
     def add(self, *values: Cell | Missing | str) -> None:
@@ -177,6 +179,24 @@ class Chart:
     block: ClassVar[str] = "chart"
 
 
+class Drawing(NamedTuple):
+    """A chart as an inline SVG in the colors of the page."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """Charts of the same kind, of which the page shows the selected one."""
+
+    id: str
+    caption: str
+    drawings: Sequence[Drawing]
+    notes: Sequence[str] = ()
+    block: ClassVar[str] = "drawings"
+
+
 @dataclass(frozen=True)
 class Code:
     """A command, or the output of a program."""
@@ -281,7 +301,7 @@ class Banner:
     block: ClassVar[str] = "banner"
 
 
-Block = Paragraph | Items | Chart | Table | Code | Unavailable | Cards | StackedBar | AdviceCards | Banner
+Block = Paragraph | Items | Chart | Drawings | Table | Code | Unavailable | Cards | StackedBar | AdviceCards | Banner
 
 
 @dataclass(frozen=True)

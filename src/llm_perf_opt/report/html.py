@@ -1,6 +1,6 @@
 """Render a document as one self-contained HTML file. It fetches nothing, and names in it cannot become markup or script.
 
-Its content security policy allows only the two scripts written here, identified by their hashes.
+Its content security policy allows only the scripts written here, identified by their hashes.
 """
 
 import base64
@@ -11,15 +11,18 @@ import re
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from llm_perf_opt import __version__
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.terminal import visible
-from llm_perf_opt.report.document import Chart, Document
+from llm_perf_opt.report.document import Cell, Chart, Document, Drawings, Table
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+MOST_WITHOUT_SCRIPT = 50
+"""Rows of a large table that the page shows without its script."""
 MOST_BYTES = 8_000_000
 """The largest page that tests accept; browsers and mail can still handle it."""
 
@@ -43,9 +46,12 @@ def render_html(document: Document) -> str:
     if charts and not library:
         document = replace(document, notice=f"{document.notice} {_STILL}".strip())
     script = _template("page.js")
+    rows = {table.id: _rows(table.shown) for table in document.tables if table.facets}
+    drawn = any(isinstance(block, Drawings) for section in document.sections for block in section.blocks)
+    more = _template("rows.js") if rows or drawn else ""
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; script-src "
-        + " ".join(f"'{_hash(text)}'" for text in (library, script) if text)
+        + " ".join(f"'{_hash(text)}'" for text in (library, script, more) if text)
     )
     made: str = environment.get_template("page.html.j2").render(
         page=document,
@@ -55,8 +61,28 @@ def render_html(document: Document) -> str:
         library=library,
         script=script,
         charts=script_data(charts),
+        rows=script_data(rows),
+        more=more,
+        most_without_script=MOST_WITHOUT_SCRIPT,
     )
     return made
+
+
+def _rows(table: Table) -> dict[str, Any]:
+    """Return the rows of a large table as data for the script of the page: a cell is its text, or all that it shows."""
+    names = [column.name for column in table.columns]
+    return {
+        "columns": [[column.name, column.number] for column in table.columns],
+        "facets": [names.index(name) for name in table.facets if name in names],
+        "rows": [[_cell(cell) for cell in row] for row in table.rows],
+    }
+
+
+def _cell(cell: Cell) -> Any:
+    text = visible(cell.text)
+    if cell.order is None and not (cell.link or cell.below or cell.whole):
+        return text
+    return [text, cell.order, cell.link and f"./{quote(cell.link)}", visible(cell.below), visible(cell.whole)]
 
 
 @cache

@@ -15,6 +15,7 @@ from llm_perf_opt.report.document import (
     Chart,
     Code,
     Document,
+    Drawings,
     Items,
     Paragraph,
     StackedBar,
@@ -72,6 +73,8 @@ def _block(block: Block, images: set[str]) -> list[str]:
         return [f"{_strong(block.what)} n/a: {escape(block.why)}"]
     if isinstance(block, Chart):
         return _chart(block, images)
+    if isinstance(block, Drawings):
+        return [f"Charts, only in the HTML page: {escape(block.caption)}.", _list((_line(note) for note in block.notes), "*")]
     if isinstance(block, StackedBar):
         return _bar(block)
     if isinstance(block, AdviceCards):

@@ -15,6 +15,7 @@ from llm_perf_opt.report.document import (
     Chart,
     Code,
     Document,
+    Drawings,
     Items,
     StackedBar,
     Table,
@@ -60,7 +61,7 @@ def block_text(block: Block) -> str:
         return "\n".join(line for number, card in enumerate(block.cards, 1) for line in _advice(number, card))
     if isinstance(block, Banner):
         return "\n".join(_items(Items(block.items)))
-    if isinstance(block, Chart):
+    if isinstance(block, Chart | Drawings):
         return "\n".join(_wrapped(f"- {note}", "  ") for note in block.notes)
     return _wrapped(block.text)
 

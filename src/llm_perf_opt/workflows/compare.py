@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from llm_perf_opt.analysis.comparison.compare import Comparison, compare, gate_names
+from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.differences import check_distinct, check_one_side
 from llm_perf_opt.analysis.comparison.effects import Judgement
 from llm_perf_opt.analysis.comparison.gates import parse_gates
@@ -147,9 +147,15 @@ def compare_runs(
         raise ConfigError(f"{path} is on both sides.", "Give different runs: a run cannot be compared with itself.")
     if are_under_load(folders):
         return compare_serving_runs(folders, parsed, allow, judgement)
-    sides = [side_of([_analyzed(path) for path in paths]) for paths in folders]
+    base_side, new_side = sides_of(folders[0], folders[1])
+    return compare(base_side, new_side, experiment, allow, parsed, judgement)
+
+
+def sides_of(base: Sequence[Path], new: Sequence[Path], *, traces: bool = True) -> tuple[Side, Side]:
+    """Return the runs of two sides, analyzed. Raise ParseError if one is damaged, ConfigError if one is a copy of another."""
+    sides = [side_of([_analyzed(path, traces) for path in paths]) for paths in (base, new)]
     check_distinct([*sides[0].runs, *sides[1].runs])
-    return compare(sides[0], sides[1], experiment, allow, parsed, judgement)
+    return sides[0], sides[1]
 
 
 def _analyzed(path: Path, traces: bool = True) -> RunAnalysis:

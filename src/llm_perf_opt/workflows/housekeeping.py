@@ -17,7 +17,8 @@ from llm_perf_opt.core.run_folder import RunFolder, folder_lock, read_mapping
 from llm_perf_opt.traces.trace_mark import kept_bytes
 from llm_perf_opt.workflows.compare import Baselines
 from llm_perf_opt.workflows.compressing import compress_file, compressible
-from llm_perf_opt.workflows.run_listing import DEEPEST, Listed
+from llm_perf_opt.workflows.fleet_index import DEEPEST
+from llm_perf_opt.workflows.run_listing import Listed
 from llm_perf_opt.workflows.sweep_folder import SweepFolder, is_sweep
 
 Action = Literal["remove", "compress", "keep"]

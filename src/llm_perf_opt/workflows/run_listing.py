@@ -6,19 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from llm_perf_opt.analysis.fleet import STATUSES
 from llm_perf_opt.analysis.metrics import metric_named, value_of
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.workflows.fleet_index import DEEPEST
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, damage_of, is_sweep
 
-DEEPEST = 6
-"""How many levels of folders are searched."""
 _BETWEEN = ", "
 """Separates the models of a sweep; no name contains it."""
-STATUSES = ("complete", "partial", "failed", "damaged")
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def _summary_row(path: Path, sweep: bool) -> Listed:
         return _sweep_row(path, SweepFolder(path).read()) if sweep else _run_row(path)
     except ParseError as error:
         file = SweepFolder(path).sweep_file if sweep else RunFolder(path).manifest_file
-        return Listed("sweep" if sweep else "run", str(path), _file_time(file), "damaged", error.fact)
+        return Listed("sweep" if sweep else "run", str(path), file_time(file), "damaged", error.fact)
 
 
 def _run_row(path: Path) -> Listed:
@@ -126,7 +125,8 @@ def _sweep_row(path: Path, sweep: Sweep) -> Listed:
     return Listed("sweep", str(path), sweep.created, status, why, workload=f"{len(sweep.points)} points over {', '.join(swept)}")
 
 
-def _file_time(file: Path) -> str:
+def file_time(file: Path) -> str:
+    """Return when a file was last written; empty if that is unknown."""
     from datetime import datetime, timezone
 
     try:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llm_perf_opt.analysis.comparison.effects import Judgement, Order
 from llm_perf_opt.analysis.comparison.facts import (
@@ -68,6 +69,15 @@ def config_differences(base: RunAnalysis, new: RunAnalysis) -> tuple[Difference,
         for difference in _differences(flatten(base.config), flatten(new.config))
         if not _under(difference.key, _NEVER_AN_EXPERIMENT)
     )
+
+
+def settings_of_repeats(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings in which repeats of one configuration must agree, by dotted key, without those that are not set."""
+    return {
+        key: value
+        for key, value in flatten(config).items()
+        if not _under(key, (*_NEVER_AN_EXPERIMENT, "profiling")) and not _all_unset(value)
+    }
 
 
 def environment_differences(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis]) -> tuple[Difference, ...]:
