@@ -306,6 +306,8 @@ class CommitChange(msgspec.Struct, frozen=True):
     """Facts of the machine and the software that also differ."""
     unjudged: str = ""
     """Why there is no verdict, or why the runs cannot be compared."""
+    level: float = 0.0
+    """Of the intervals."""
 
     def metric(self, key: str) -> ChangedMetric:
         """Return the change of a metric."""

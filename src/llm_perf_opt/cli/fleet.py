@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from llm_perf_opt.workflows.fleet import Filters
 
 _ROWS = 20
+_WORTH_A_NOTE = 200
+"""Runs that take more than a second to read."""
 PAGE = "index.html"
 _LONGEST_WHY = 60
 
@@ -37,7 +39,7 @@ def show_fleet(
     if limit is not None and views:
         raise ConfigError("--limit restricts the list only.", "Omit it, or narrow the runs with --model, --hardware or --since.")
     page = None if html is None else _page(folder, html)
-    index, runs = find_fleet(folder, filters)
+    index, runs = find_fleet(folder, filters, _note)
     if index.unkept:
         print(
             f"The index of the runs could not be kept, so the next command reads all runs again: {index.unkept}", file=sys.stderr
@@ -54,6 +56,11 @@ def show_fleet(
         sys.stdout.write(_text(found, views))
     if page is not None:
         print(f"{len(runs)} runs: {page}", file=sys.stderr if as_json else sys.stdout)
+
+
+def _note(runs: int) -> None:
+    if runs >= _WORTH_A_NOTE:
+        print(f"Reading {runs} new or changed runs; later commands take their facts from an index.", file=sys.stderr)
 
 
 def _page(folder: Path, html: str) -> Path:

@@ -19,6 +19,8 @@ PROJECT_CONF = Path("conf")
 """Options of the project in the current directory; `llm-perf dataset add` writes there."""
 PROJECT_MODELS = Path("models")
 """Links to folders of weights; `llm-perf model link` writes there."""
+DEEPEST_RUN = 6
+"""How many levels of folders are searched for runs."""
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A safe folder name: no path, not hidden, nothing that a shell or a page would interpret."""
 _KERNEL = ("/proc", "/sys")

@@ -14,28 +14,18 @@ from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import TIME, scale_of
 from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
+from llm_perf_opt.report.colors import BLUE as BLUE
+from llm_perf_opt.report.colors import GRAY as GRAY
+from llm_perf_opt.report.colors import GREEN as GREEN
+from llm_perf_opt.report.colors import ORANGE as ORANGE
+from llm_perf_opt.report.colors import PURPLE as PURPLE
+from llm_perf_opt.report.colors import SERIES as SERIES
+from llm_perf_opt.report.colors import SKY as SKY
+from llm_perf_opt.report.colors import STAGE_COLORS as STAGE_COLORS
+from llm_perf_opt.report.colors import VERMILLION as VERMILLION
+from llm_perf_opt.report.colors import YELLOW as YELLOW
+from llm_perf_opt.report.colors import color_of as color_of
 from llm_perf_opt.report.text import bytes_per_s, duration, flops_per_s, percent, present, significant
-
-BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GRAY = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#D8CB1E",
-    "#8C8C8C",
-)
-_MORE = ("#AA4499", "#44AA99", "#999933", "#6699CC")
-SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GRAY, *_MORE)
-"""The colors, in the order in which they are assigned: Okabe and Ito's, then four of Paul Tol's muted scheme."""
-STAGE_COLORS = {"prefill": ORANGE, "decode": BLUE}
-
-
-def color_of(number: int) -> str:
-    """Return the color of the n-th series."""
-    return SERIES[number % len(SERIES)]
-
 
 Figure = dict[str, Any]
 """`data` and `layout` of Plotly."""

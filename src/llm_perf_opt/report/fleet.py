@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.comparison.statistics import LEVEL
 from llm_perf_opt.analysis.fleet import ORDER, Best, ChangedMetric, Fleet, FleetRun, Point, Reading, Series, SeriesChange
 from llm_perf_opt.analysis.metrics import MetricDefinition, metric_named
 from llm_perf_opt.core.records import Missing
@@ -129,9 +128,10 @@ def _explained(number: int, row: SeriesChange, key: str) -> Item:
 
 
 def _changes_foot(found: Fleet) -> str:
-    chance = percent(1 - LEVEL, 0)
+    level = found.changes[0].change.level
+    chance = percent(1 - level, 0)
     return (
-        f"Verdicts are those of `llm-perf compare`, without the traces of the runs; intervals are at {percent(LEVEL, 0)}. "
+        f"Verdicts are those of `llm-perf compare`, without the traces of the runs; intervals are at {percent(level, 0)}. "
         f"{len(found.changes)} comparisons were made: of comparisons without any change, up to {chance} get a verdict by chance. "
         f"Runs with uncommitted changes are not compared. {ORDER}"
     )
@@ -181,7 +181,7 @@ def _between(low: float, high: float, around: float, metric: MetricDefinition) -
 
 
 def _run_cell(run: FleetRun, found: Fleet) -> Cell:
-    return Cell(run.path, link=found.links.get(run.path, ""), is_name=True)
+    return Cell(run.path, link=found.links.get(run.path, ""))
 
 
 # --- over commits ---------------------------------------------------------------------------------------------------------
@@ -264,5 +264,5 @@ def _definitions(found: Fleet) -> list[Item]:
         Item("Series:", _POOLED),
         Item("Commit:", "that of the folder in which the run was started. Two trees with uncommitted changes are never pooled."),
         Item("Ranked:", "a complete run of a model with plausible figures that is not a copy of another run."),
-        Item("Slower, faster:", f"the {percent(LEVEL, 0)} interval of the change excludes zero, as in `llm-perf compare`."),
+        Item("Slower, faster:", "the interval of the change excludes zero, as in `llm-perf compare`."),
     ]

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from llm_perf_opt.analysis.fleet import Point, Series
 from llm_perf_opt.core.units import TIME, in_unit, scale_of
-from llm_perf_opt.report.charts import BLUE, ORANGE
-from llm_perf_opt.report.svg import plain
+from llm_perf_opt.report.colors import BLUE, ORANGE, plain
 from llm_perf_opt.report.text import significant, with_unit
 
 _WIDTH, _HEIGHT = 960, 320

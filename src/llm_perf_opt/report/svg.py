@@ -4,12 +4,10 @@ Written directly, so that neither a browser nor a drawing library is needed. The
 """
 
 from collections.abc import Sequence
-from html import escape as _markup
 from math import log10
 
-from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.charts import GRAY, SERIES, STAGE_COLORS, color_of
+from llm_perf_opt.report.colors import GRAY, SERIES, STAGE_COLORS, color_of, plain
 from llm_perf_opt.report.text import duration, flops_per_s, percent
 
 WIDTH = 960
@@ -18,11 +16,6 @@ _DASHES = ("", ' stroke-dasharray="8 5"', ' stroke-dasharray="2 4"')
 _BAR = 30
 _LABELS = 330
 _TEXT = 150
-
-
-def plain(text: str) -> str:
-    """Return a name as text for an SVG, with markup and characters that XML forbids escaped."""
-    return _markup(one_line(text))
 
 
 def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:

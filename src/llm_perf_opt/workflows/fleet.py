@@ -141,10 +141,10 @@ def _limit(text: str) -> Callable[[FleetRun], bool]:
     return within
 
 
-def find_fleet(folder: Path, filters: Filters) -> tuple[FleetIndex, list[FleetRun]]:
+def find_fleet(folder: Path, filters: Filters, note: Callable[[int], None] = lambda _: None) -> tuple[FleetIndex, list[FleetRun]]:
     """Return the index of a folder, and the runs that match, newest first."""
     matches = matcher(filters)
-    index = open_index(folder)
+    index = open_index(folder, note)
     every = without_copies([entry.run for entry in index.runs.values()])
     chosen = [run for run in every if matches(run)]
     return index, sorted(chosen, key=lambda run: (run.created, run.path), reverse=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.analysis.comparison.compare import Comparison, Row, compare
+from llm_perf_opt.analysis.comparison.statistics import LEVEL
 from llm_perf_opt.analysis.fleet import ChangedMetric, CommitChange, FleetRun
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import Missing
@@ -20,7 +21,7 @@ def compare_commits(folder: Path, base: Sequence[FleetRun], new: Sequence[FleetR
     try:
         found = compare(*sides_of(paths[0], paths[1], traces=False))
     except (ConfigError, ParseError) as error:  # not comparable, or damaged since
-        return CommitChange(made.base_commit, made.new_commit, made.base_runs, made.new_runs, unjudged=error.fact)
+        return CommitChange(made.base_commit, made.new_commit, made.base_runs, made.new_runs, unjudged=error.fact, level=LEVEL)
     return CommitChange(
         made.base_commit,
         made.new_commit,
@@ -30,6 +31,7 @@ def compare_commits(folder: Path, base: Sequence[FleetRun], new: Sequence[FleetR
         found.cautions,
         _environment(found),
         found.unjudged,
+        LEVEL,
     )
 
 
@@ -44,4 +46,5 @@ def _changed(row: Row) -> ChangedMetric:
     if isinstance(effect, Missing):
         return ChangedMetric(row.key, "n/a", effect.why)
     low, high = (None, None) if isinstance(effect.interval, Missing) else (effect.interval.low, effect.interval.high)
-    return ChangedMetric(row.key, effect.verdict, verdict_words(effect), effect.base, effect.new, effect.change, low, high)
+    words = "not judged" if effect.verdict == "not judged" else verdict_words(effect)
+    return ChangedMetric(row.key, effect.verdict, words, effect.base, effect.new, effect.change, low, high)

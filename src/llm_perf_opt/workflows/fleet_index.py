@@ -2,10 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,18 +15,15 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError
 from llm_perf_opt.core.host import user_cache_folder
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
-from llm_perf_opt.core.user_files import COMPRESSED, read_bytes
+from llm_perf_opt.core.user_files import COMPRESSED, DEEPEST_RUN, read_bytes
 
-if TYPE_CHECKING:
-    from llm_perf_opt.workflows.fleet_reading import FactReader
-
-DEEPEST = 6
-"""How many levels of folders are searched."""
 _FORMAT = 1
 """Incremented when the content of an index changes its meaning."""
 VERSION = f"{_FORMAT} {__version__} {' '.join(metric.key for metric in METRICS)}"
 _NOWHERE = Path(os.devnull)
 """No file can be under it, so none is taken for the compressed form of another."""
+_KEPT_EVERY = 1_000
+"""Runs that are read before the index is written."""
 _MOST_CHANGES = 20_000
 """Comparisons that an index keeps."""
 
@@ -99,35 +95,43 @@ class FleetIndex:
         return hashlib.blake2b(repr(sides).encode(errors="surrogateescape"), digest_size=12).hexdigest()
 
 
-def open_index(folder: Path) -> FleetIndex:
-    """Return the runs under a folder, at any depth and including the points of sweeps. Raise ConfigError if it is no folder."""
+def open_index(folder: Path, note: Callable[[int], None] = lambda _: None) -> FleetIndex:
+    """Return the runs under a folder, at any depth and including the points of sweeps. Raise ConfigError if it is no folder.
+
+    `note` is called with the number of runs that must be read, if there are any.
+    """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder.", "Run `llm-perf run` first, or give the folder with the runs.")
-    known = _kept(folder)
+    known, root = _kept(folder), os.fspath(folder)
     found = FleetIndex(folder, settings=known.settings, changes=known.changes)
-    reader: FactReader | None = None
-    root = os.fspath(folder)
+    changed: list[tuple[str, str, Stamp]] = []
     for path in sorted(_find(root, 0)):
-        stamp = _stamp(path)
-        relative = os.path.relpath(path, root) if path != root else "."
+        stamp, relative = _stamp(path), path[len(root) :].lstrip(os.sep) or "."
         entry = known.runs.get(relative)
         if entry is None or entry.stamp != stamp:
-            reader = reader or _fact_reader(found.settings)
-            entry = IndexedRun(stamp, reader.facts(Path(path), relative))
-            found.read += 1
-        found.runs[relative] = entry
-    if found.read or len(found.runs) != len(known.runs):
+            changed.append((path, relative, stamp))
+        else:
+            found.runs[relative] = entry
+    if changed:
+        note(len(changed))
+        _read_changed(found, changed)
+    if changed or len(found.runs) != len(known.runs):
         used = {entry.run.settings for entry in found.runs.values()}
         found.settings = {key: value for key, value in found.settings.items() if key in used}
         found.keep()
     return found
 
 
-def _fact_reader(settings: dict[str, dict[str, str]]) -> "FactReader":
-    """Return what reads runs. It is imported here: if no run has changed, the analysis of runs need not be loaded."""
-    from llm_perf_opt.workflows.fleet_reading import FactReader
+def _read_changed(found: FleetIndex, changed: list[tuple[str, str, Stamp]]) -> None:
+    """Read runs into the index. It is kept now and then, so that little is lost if the command is interrupted."""
+    from llm_perf_opt.workflows.fleet_reading import FactReader  # loads the analysis of runs, which an index makes unnecessary
 
-    return FactReader(settings)
+    reader = FactReader(found.settings)
+    for path, relative, stamp in changed:
+        found.runs[relative] = IndexedRun(stamp, reader.facts(Path(path), relative))
+        found.read += 1
+        if found.read % _KEPT_EVERY == 0:
+            found.keep()
 
 
 def _find(folder: str, depth: int) -> Iterator[str]:
@@ -139,7 +143,7 @@ def _find(folder: str, depth: int) -> Iterator[str]:
     else:
         yield folder
         return
-    if depth >= DEEPEST:
+    if depth >= DEEPEST_RUN:
         return
     try:
         with os.scandir(folder) as entries:

@@ -56,6 +56,7 @@ class FactReader:
     def __init__(self, settings: dict[str, dict[str, str]]) -> None:
         self._settings = settings
         self._parsed: dict[bytes, dict[str, Any]] = {}
+        self._keys: dict[int, tuple[str, dict[str, Any]]] = {}
 
     def facts(self, path: Path, relative: str) -> FleetRun:
         """Return the facts of a run; of a damaged one, the reason."""
@@ -97,17 +98,24 @@ class FactReader:
 
     def _same(self, row: FleetRun, found: RunAnalysis) -> dict[str, str]:
         """Return the keys by which runs are pooled. What is unknown is equal to nothing else."""
-        facts, settings = facts_of(found), settings_of_repeats(found.config)
-        key = digest(settings) if settings else f"unknown: {row.path}"
-        if settings:
-            self._settings[key] = settings
+        facts = facts_of(found)
         known = {"cpu", "gpu"} & found.env.keys()
         return {
             "same_model": digest(facts["model"]),
             "same_work": digest(facts["workload"]),
             "same_hardware": digest(facts["hardware"]) if known else f"unknown: {row.path}",
-            "settings": key,
+            "settings": self._settings_key(found.config) or f"unknown: {row.path}",
         }
+
+    def _settings_key(self, config: dict[str, Any]) -> str:
+        """Return the key of these settings; empty if there are none. Runs with equal files share one object."""
+        if id(config) not in self._keys:
+            settings = settings_of_repeats(config)
+            key = digest(settings) if settings else ""
+            if settings:
+                self._settings[key] = settings
+            self._keys[id(config)] = key, config
+        return self._keys[id(config)][0]
 
 
 def _one_path(text: str, path: Path) -> str:

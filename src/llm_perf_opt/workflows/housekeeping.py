@@ -14,10 +14,10 @@ from typing import Literal
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError, file_error, interrupted
 from llm_perf_opt.core.records import SCHEMA
 from llm_perf_opt.core.run_folder import RunFolder, folder_lock, read_mapping
+from llm_perf_opt.core.user_files import DEEPEST_RUN
 from llm_perf_opt.traces.trace_mark import kept_bytes
 from llm_perf_opt.workflows.compare import Baselines
 from llm_perf_opt.workflows.compressing import compress_file, compressible
-from llm_perf_opt.workflows.fleet_index import DEEPEST
 from llm_perf_opt.workflows.run_listing import Listed
 from llm_perf_opt.workflows.sweep_folder import SweepFolder, is_sweep
 
@@ -125,7 +125,7 @@ def _baselines(folder: Path, rows: Sequence[Listed]) -> dict[Path, list[str]]:
     found: dict[Path, list[str]] = {}
     home = folder.resolve()
     inside = (place for row in rows for place in Path(row.path).resolve().parents if place.is_relative_to(home))
-    places = dict.fromkeys((Path("runs").resolve(), home, *list(home.parents)[:DEEPEST], *inside))
+    places = dict.fromkeys((Path("runs").resolve(), home, *list(home.parents)[:DEEPEST_RUN], *inside))
     for place in places:
         kept = Baselines(place)
         for name, baseline in kept.read().items():
@@ -263,7 +263,7 @@ def _compress_steps(row: Listed, baselines: dict[Path, list[str]]) -> Iterator[S
 
 def _leftovers(folder: Path, depth: int) -> Iterator[Step]:
     """Yield folders that an interrupted removal left."""
-    if depth > DEEPEST or RunFolder(folder).manifest_file.exists():
+    if depth > DEEPEST_RUN or RunFolder(folder).manifest_file.exists():
         return
     try:
         with os.scandir(folder) as entries:

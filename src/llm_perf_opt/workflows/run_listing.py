@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.workflows.fleet_index import DEEPEST
+from llm_perf_opt.core.user_files import DEEPEST_RUN
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, damage_of, is_sweep
 
@@ -91,7 +91,7 @@ def _find(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
     if depth and is_sweep(folder):
         yield folder, True
         return
-    if depth >= DEEPEST:
+    if depth >= DEEPEST_RUN:
         return
     try:
         with os.scandir(folder) as entries:
