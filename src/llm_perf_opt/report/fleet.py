@@ -17,13 +17,13 @@ from llm_perf_opt.report.document import (
     Drawings,
     Item,
     Items,
+    Paragraph,
     Section,
     Table,
     Unavailable,
     bullets,
     cell,
     count_cell,
-    name_cell,
     numbers,
 )
 from llm_perf_opt.report.fleet_charts import starts_above_zero, trend_svg
@@ -90,12 +90,19 @@ def changes_blocks(found: Fleet) -> list[Block]:
         change = row.change.metric(found.key)
         values = [_amount(value, change.words, metric) for value in (change.base, change.new)]
         table.add(
-            Cell(str(number), number), change.verdict, name_cell(row.series.name),
+            Cell(str(number), number), change.verdict, row.series.name,
             row.change.base_commit[:10], row.change.new_commit[:10],
             f"{len(row.change.base_runs)} / {len(row.change.new_runs)}", *values, _change_cell(change),
             count_cell(len(row.change.cautions)),
         )  # fmt: skip
-    return [table, Items([_explained(number, row, found.key) for number, row in enumerate(rows, start=1)])]
+    explained = [
+        _explained(number, row, found.key)
+        for number, row in enumerate(rows, start=1)
+        if row.change.metric(found.key).verdict != "not distinguishable"
+    ]
+    rest = len(rows) - len(explained)
+    more = f"{rest} comparisons found no difference; --regressions --json has their reasons and cautions."
+    return [table, *([Items(explained)] if explained else []), *([Paragraph(more)] if rest else [])]
 
 
 def _rank(row: SeriesChange, metric: MetricDefinition) -> tuple[int, float, str]:
@@ -163,7 +170,7 @@ def best_blocks(found: Fleet) -> list[Block]:
 def _best_cells(row: Best, metric: MetricDefinition, found: Fleet) -> list[Cell | str]:
     run = row.run
     return [
-        name_cell(run.model), run.weights or "unknown", run.dtype, run.on, run.workload,
+        run.model, run.weights or "unknown", run.dtype, run.on, run.workload,
         _reading_cell(row.reading, metric), count_cell(row.runs), count_cell(row.close), run.runtime,
         run.version or "unknown", _run_cell(run, found),
     ]  # fmt: skip
@@ -209,9 +216,7 @@ def _trend_table(shown: Sequence[Series], metric: MetricDefinition) -> Table:
     table = Table("trend-table", f"{metric.label} per commit", columns, facets=("series",), foot=foot)
     for series in shown:
         for point in series.points:
-            table.add(
-                name_cell(series.name), point.version, _time(point.first), count_cell(len(point.runs)), _point_cell(point, metric)
-            )
+            table.add(series.name, point.version, _time(point.first), count_cell(len(point.runs)), _point_cell(point, metric))
     return table
 
 
