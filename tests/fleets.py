@@ -80,6 +80,7 @@ def timings_of(made: Made) -> CleanTimings:
         start += 17 * step
     facts = model_facts(
         name=made.model, device="cuda:0", device_name=made.hardware, dtype="bf16",
+        architecture=default_config().model.architecture,
         weights=WeightFacts("random" if made.weights == "random" else "stored"),
     )  # fmt: skip
     lengths = (made.prompt_tokens,) * made.batch
