@@ -20,7 +20,7 @@ uninstall = $(if $(UV),$(UV) pip uninstall --quiet --python $(1)/bin/python,$(1)
 # The tests start hundreds of processes: without compiled files each would compile the package again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadfile
 
-.PHONY: profile test test-all test-long explore check format bench vllm-venv aiperf-venv engine-venvs ray-venv clean
+.PHONY: profile test test-all test-long explore check format bench vllm-venv aiperf-venv engine-venvs ray-venv mlflow-venv clean
 
 profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machine has
 	$(BIN)/llm-perf run $(OVERRIDES)
@@ -75,6 +75,8 @@ engine-venvs: $(ENGINES:%=.venv-%/.installed)  ## the engines that need no torch
 
 ray-venv: $(RAY_INSTALLED)  ## Ray in an environment of its own; the tests of launcher=ray use it
 
+mlflow-venv: .venv-mlflow/.installed  ## MLflow in an environment that sees the packages of .venv; the tests use it
+
 # Such an environment holds the engine and its converter, and sees the packages of .venv. A converter may ask for torchvision,
 # whose build does not load beside a torch for the CPU and is not needed.
 .venv-%/.installed: $(INSTALLED)
@@ -85,4 +87,4 @@ ray-venv: $(RAY_INSTALLED)  ## Ray in an environment of its own; the tests of la
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(AIPERF_VENV) $(ENGINES:%=.venv-%) .venv-ray build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(AIPERF_VENV) $(ENGINES:%=.venv-%) .venv-ray .venv-mlflow build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

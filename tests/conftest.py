@@ -45,6 +45,7 @@ LONG_FIXTURES = {
     "engine_python",
     "slurm_programs",
     "ray_python",
+    "mlflow_python",
 }
 """Tests that use one of these run a real tool for seconds: `make test` leaves them to `make test-all`."""
 
@@ -162,6 +163,12 @@ def slurm_programs() -> None:
         if os.environ.get("LLM_PERF_REQUIRE_SLURM"):  # set where it was installed on purpose
             pytest.fail(message)
         pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def mlflow_python() -> Path:
+    """An interpreter that has the real MLflow and this package: `make mlflow-venv` makes one."""
+    return _interpreter("mlflow", "MLFLOW", "mlflow-venv")
 
 
 def _interpreter(name: str, required: str, target: str) -> Path:

@@ -17,6 +17,7 @@ from llm_perf_opt.cli import (
     dataset,
     doctor,
     exec,
+    export,
     externals,
     import_load,
     metrics,
@@ -81,6 +82,7 @@ for _verb in _VERBS:
 app.command("exec")(exec.exec_program)
 app.command("import")(import_load.import_load)
 app.add_typer(baseline.app)
+app.add_typer(export.app)
 app.add_typer(metrics.app)
 app.add_typer(externals.app)
 app.add_typer(dataset.app)

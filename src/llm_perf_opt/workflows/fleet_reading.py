@@ -172,3 +172,8 @@ def _readings(found: RunAnalysis) -> dict[str, Any]:
         low, high = ends(value)
         readings[metric.key] = Reading(value.median, low, high, value.n, not isinstance(value.ci_low, Missing))
     return {"readings": readings, "missing": missing}
+
+
+def facts_of_run(path: Path) -> FleetRun:
+    """Return the facts of one run."""
+    return FactReader({}).facts(path, path.name)
