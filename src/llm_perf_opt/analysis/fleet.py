@@ -251,6 +251,8 @@ def _point(runs: Sequence[FleetRun], key: str, first: str) -> Point:
 
 
 _MOST_NAMED = 4
+_KINDS = ("architecture", "set of prompts", "kind of machine")
+"""What the first three keys of a series stand for, if two series have the same description."""
 
 
 def _names(
@@ -266,9 +268,10 @@ def _names(
         known = [settings.get(group[3], {}) for group in members]
         keys = sorted({key for values in known for key in values if len({other.get(key) for other in known}) > 1})
         for number, (group, values) in enumerate(zip(members, known, strict=True), start=1):
-            words = [f"{key}={values[key]}" for key in keys if key in values][:_MOST_NAMED]
-            more = " …" if len(keys) > _MOST_NAMED else ""
-            apart = f" ({', '.join(words)}{more})" if words else ""
+            words = [f"{key}={values.get(key, 'unset')}" for key in keys][:_MOST_NAMED]
+            words += ["…"] if len(keys) > _MOST_NAMED else []
+            words += [f"another {kind}" for place, kind in enumerate(_KINDS) if group[place] != members[0][place]]
+            apart = f" ({', '.join(words)})" if words else ""
             named[group] = name if len(members) == 1 else f"{name}{apart} #{number}"
     return named
 
