@@ -210,7 +210,7 @@ def test_figures_in_their_units() -> None:
 
 
 ROOMS = Path(text_module.__file__).parents[1]
-DRAWN = ("text.py", "svg.py")
+DRAWN = ("text.py", "svg.py", "fleet_charts.py")
 """The formats themselves, and coordinates of drawings."""
 
 
