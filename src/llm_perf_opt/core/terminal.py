@@ -23,11 +23,15 @@ _NON_ASCII = re.compile(r"[^\x00-\x7e]")
 
 def visible(text: str) -> str:
     r"""Return the text with control and invisible characters as escapes, such as `\x1b`; newlines and tabs stay."""
+    if text.isprintable():  # no such character is printable, and pages have hundreds of thousands of texts
+        return text
     return _ACTING.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
     """Return the same on one line, for a table cell or a name in a sentence."""
+    if text.isprintable():  # then its only spaces are plain ones
+        return text
     return visible("".join(" " if char.isspace() else char for char in text))
 
 
