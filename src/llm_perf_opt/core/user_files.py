@@ -108,10 +108,13 @@ def read_text(path: Path) -> str:
 
 def _opened(name: str, flags: int) -> int:
     path = Path(name)
-    _check(path, path.stat().st_mode)
+    before = path.stat()
+    _check(path, before.st_mode)
     handle = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)  # in case the path was replaced in the meantime
     try:
-        _check(path, os.fstat(handle).st_mode)
+        opened = os.fstat(handle)
+        if (opened.st_dev, opened.st_ino, opened.st_mode) != (before.st_dev, before.st_ino, before.st_mode):
+            _check(path, opened.st_mode)
     except BaseException:
         os.close(handle)
         raise
