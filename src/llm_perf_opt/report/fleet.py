@@ -139,7 +139,8 @@ def _changes_foot(found: Fleet) -> str:
     chance = percent(1 - level, 0)
     return (
         f"Verdicts are those of `llm-perf compare`, without the traces of the runs; intervals are at {percent(level, 0)}. "
-        f"{len(found.changes)} comparisons were made: of comparisons without any change, up to {chance} get a verdict by chance. "
+        f"{len(found.changes)} comparisons were made: of comparisons without any change, {chance} may get a verdict by chance, "
+        "and more if the machine changed its speed between the commits. "
         f"Runs with uncommitted changes are not compared. {ORDER}"
     )
 
