@@ -98,11 +98,16 @@ def changes_blocks(found: Fleet) -> list[Block]:
     explained = [
         _explained(number, row, found.key)
         for number, row in enumerate(rows, start=1)
-        if row.change.metric(found.key).verdict != "not distinguishable"
+        if _needs_words(row.change.metric(found.key))
     ]
     rest = len(rows) - len(explained)
-    more = f"{rest} comparisons found no difference; --regressions --json has their reasons and cautions."
+    more = f"Not distinguishable: {rest} more; --regressions --json has their reasons and cautions."
     return [table, *([Items(explained)] if explained else []), *([Paragraph(more)] if rest else [])]
+
+
+def _needs_words(change: ChangedMetric) -> bool:
+    """Return whether a row is explained: every one with a verdict, and every one without an interval."""
+    return change.verdict != "not distinguishable" or change.low is None
 
 
 def _rank(row: SeriesChange, metric: MetricDefinition) -> tuple[int, float, str]:
@@ -139,7 +144,7 @@ def _changes_foot(found: Fleet) -> str:
     chance = percent(1 - level, 0)
     return (
         f"Verdicts are those of `llm-perf compare`, without the traces of the runs; intervals are at {percent(level, 0)}. "
-        f"{len(found.changes)} comparisons were made: of comparisons without any change, {chance} may get a verdict by chance, "
+        f"Comparisons made: {len(found.changes)}. Of comparisons without any change, {chance} may get a verdict by chance, "
         "and more if the machine changed its speed between the commits. "
         f"Runs with uncommitted changes are not compared. {ORDER}"
     )
@@ -202,7 +207,7 @@ def trend_blocks(found: Fleet) -> list[Block]:
     if not shown:
         return [Unavailable("Over commits:", "no series has runs of two commits (a run records that of its working folder)")]
     drawn = shown[:MOST_DRAWN]
-    notes = [ORDER, "Rings: runs with uncommitted changes, one each. Bars: the interval of one run, the range of several."]
+    notes = ["Rings: runs with uncommitted changes, one each. Bars: the interval of one run, the range of several."]
     if len(shown) > len(drawn):
         notes.append(f"{len(shown) - len(drawn)} more series are only in the table.")
     if any(starts_above_zero(series, metric.key) for series in drawn):
@@ -213,7 +218,7 @@ def trend_blocks(found: Fleet) -> list[Block]:
 
 def _trend_table(shown: Sequence[Series], metric: MetricDefinition) -> Table:
     columns = [Column("series"), Column("commit"), Column("first measured"), *numbers("runs", metric.key)]
-    foot = f"Of several runs, the geometric mean of their medians, and in brackets the range of the medians. {_POOLED}"
+    foot = f"Of several runs, the geometric mean of their medians, and in brackets the range of the medians. {ORDER} {_POOLED}"
     table = Table("trend-table", f"{metric.label} per commit", columns, facets=("series",), foot=foot)
     for series in shown:
         for point in series.points:

@@ -61,7 +61,9 @@ def block_text(block: Block) -> str:
         return "\n".join(line for number, card in enumerate(block.cards, 1) for line in _advice(number, card))
     if isinstance(block, Banner):
         return "\n".join(_items(Items(block.items)))
-    if isinstance(block, Chart | Drawings):
+    if isinstance(block, Drawings):
+        return ""  # their notes explain marks that only the page has
+    if isinstance(block, Chart):
         return "\n".join(_wrapped(f"- {note}", "  ") for note in block.notes)
     return _wrapped(block.text)
 
