@@ -6,6 +6,7 @@ from collections.abc import Container
 from typing import Any
 
 from llm_perf_opt.config.launchers import check_launcher
+from llm_perf_opt.config.parallel import check_parallel, with_engine_argument
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import (
     DatasetConfig,
@@ -38,6 +39,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "runtime.ci_target": (0.0001, 1.0),
     "runtime.time_limit_s": (0.001, 1_000_000),
     "hardware.device_index": (0, 1023),
+    "runtime.tensor_parallel": (1, 1024),
+    "runtime.rank_timeout_s": (1, 1_000_000),
+    "hardware.devices": (1, 1024),
     "hardware.threads": (1, 4096),
     "hardware.peak_tflops": (1e-6, 1e9),
     "hardware.bandwidth_gbs": (1e-6, 1e9),
@@ -75,7 +79,8 @@ def check(config: RunConfig) -> RunConfig:
     _check_runtime(config)
     _check_cpus(config.hardware)
     check_launcher(config.launcher)
-    return config
+    check_parallel(config)
+    return with_engine_argument(config)
 
 
 def _check_ranges(config: RunConfig) -> None:

@@ -70,6 +70,10 @@ class Runtime:
     """Given `runtime.engine`: whether the thread that launches the work marks prefill and decode steps."""
     separate: str = ""
     """How to separate prefill and decode if the engine ran them together; shown to the user."""
+    ranks: bool = False
+    """Whether llm-perf starts one process for each rank of `runtime.tensor_parallel`; the runner then splits its model."""
+    tensor_parallel: str = ""
+    """The engine argument that takes `runtime.tensor_parallel`; the engine then starts its own workers."""
     server: "Server | None" = None
     """Its OpenAI-compatible server, for `llm-perf serve`; None: it has none."""
     provided_by: str = field(default="", kw_only=True)

@@ -123,6 +123,10 @@ class RuntimeConfig:
     """Engine arguments, passed through unchanged; empty for pytorch, which has no engine."""
     quantization: Quantization = "none"
     """int8: the weights of linear layers as integers with one scale per output channel. CPU only."""
+    tensor_parallel: int = 1
+    """Ranks that share every step: processes of llm-perf for pytorch, workers of its own for an engine."""
+    rank_timeout_s: float = 300.0
+    """How long ranks wait for one of them, while loading, between requests and in a collective, before the pass is ended."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +140,13 @@ class HardwareConfig:
     bandwidth_gbs: float | None
     """Memory bandwidth in GB/s. Requires peak_tflops."""
     threads: int | None = None
-    """CPU threads of torch; None: one per CPU of `cpus`, or torch decides if there are none."""
+    """CPU threads of torch, in each rank; None: one per CPU of `cpus`, or torch decides if there are none. Ranks share the CPUs."""
     cpus: str | None = None
     """The CPUs that the measured process may run on, such as 0-3,8; None: all that are allowed."""
     wait_policy: WaitPolicy = "auto"
     """How OpenMP threads wait for work: active spins, passive sleeps. auto: passive if other processes use the CPUs."""
+    devices: int | None = None
+    """GPUs of the run, from device_index on; None: one. Ranks are placed on them in turn."""
 
 
 @dataclass(frozen=True)

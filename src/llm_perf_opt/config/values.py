@@ -13,8 +13,8 @@ from llm_perf_opt.core.errors import ConfigError, nearest
 _FORMER = {"hardware": {"cpu_threads": "threads"}}
 """Former names of settings, which are still accepted."""
 _ADDED: dict[str, dict[str, Any]] = {
-    "hardware": {"threads": None, "cpus": None, "wait_policy": "auto"},
-    "runtime": {"quantization": "none"},
+    "hardware": {"threads": None, "cpus": None, "wait_policy": "auto", "devices": None},
+    "runtime": {"quantization": "none", "tensor_parallel": 1, "rank_timeout_s": 300.0},
     "profiling.nvml": {"prometheus": None},
     "profiling.nsys": {"trace": None, "sample": "none", "args": [], "substage": None},
     "profiling.ncu": {

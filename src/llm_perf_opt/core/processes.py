@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from llm_perf_opt.core.errors import ResourceError, interrupted
 
@@ -159,6 +159,30 @@ def answers(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -
         for child in children:
             end(child)
     return found
+
+
+Process: TypeAlias = "subprocess.Popen[bytes]"
+
+
+def start_member(argv: Sequence[str], environment: Mapping[str, str]) -> Process:
+    """Start a process in the session of this one, with its output and errors in one pipe."""
+    try:
+        return subprocess.Popen(  # noqa: S603 - an argv list, never a shell
+            list(argv),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    except OSError as error:
+        raise ResourceError(f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed.") from error
+
+
+def has_ended(child: Process, within_s: float) -> bool:
+    """Wait for a process at most this long and return whether it has ended."""
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(max(0.0, within_s))
+    return child.poll() is not None
 
 
 def end(child: "subprocess.Popen[bytes]") -> None:

@@ -8,6 +8,7 @@ from llm_perf_opt.core.engine_records import RuntimeFacts as RuntimeFacts
 from llm_perf_opt.core.host_records import HostLoad, ProfilerCost
 from llm_perf_opt.core.missing import Maybe as Maybe
 from llm_perf_opt.core.missing import Missing as Missing
+from llm_perf_opt.core.rank_records import RankFacts
 from llm_perf_opt.core.vision_records import VisionInput
 from llm_perf_opt.core.weight_records import TokenAgreement, WeightFacts
 
@@ -178,6 +179,8 @@ class CleanTimings:
     """None in older runs, which did not record it."""
     agreement: TokenAgreement | None = None
     """None if the weights were not quantized."""
+    ranks: tuple[RankFacts, ...] = ()
+    """The ranks that llm-perf started; empty if there is one process, or an engine has its own workers."""
 
 
 NO_FLOPS = Missing("FLOPs were not recorded; profiling.torch.preset=full records them")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
+    from llm_perf_opt.runners.rank_group import RankGroup
     from llm_perf_opt.workspace.data.prompts import Prompts
 
 __all__ = [
@@ -53,6 +54,8 @@ class RunnerRequest:
     """Whether a runner that quantizes weights also runs the request before, to compare the tokens (`reference_tokens`)."""
     profiled: bool = False
     """Whether the pass is profiled: llm-perf's ranges must enclose the work, even if an engine has to be changed for that."""
+    ranks: "RankGroup | None" = None
+    """The ranks that share the model, for a runtime with `Runtime.ranks`; None: there is one. The runner splits its model."""
 
 
 @dataclass(frozen=True)

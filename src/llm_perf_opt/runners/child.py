@@ -24,6 +24,16 @@ def send(event: str, **fields: Any) -> None:
     print(MESSAGE_PREFIX + json.dumps({"event": event, **fields}), flush=True)
 
 
+def send_workers() -> None:
+    """Tell the parent which processes this one has started: they belong to the measured program."""
+    import psutil
+
+    with suppress(psutil.Error):
+        found = [process.pid for process in psutil.Process().children(recursive=True)]
+        if found:
+            send("workers", pids=found)
+
+
 def enable_interrupts() -> None:
     """Restore Ctrl-C in a child: a shell that starts llm-perf in the background makes it ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,8 +10,6 @@ Passes: clean (unprofiled timing), torch (torch.profiler), plain (warm up, then 
 """
 
 import argparse
-import hashlib
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -24,6 +22,7 @@ import yaml
 
 from llm_perf_opt.analysis.overhead import without_profiler_events
 from llm_perf_opt.config.composition import config_from_mapping
+from llm_perf_opt.config.parallel import ranks_of
 from llm_perf_opt.config.schema import PYTORCH, RunConfig
 from llm_perf_opt.core.engine_records import ChangedEngine
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
@@ -31,17 +30,18 @@ from llm_perf_opt.core.records import CleanTimings, Iteration, Missing, TorchPas
 from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
-from llm_perf_opt.core.weight_records import TokenAgreement
 from llm_perf_opt.runners.alone import outlive_nsys, requested, shown_errors, write_manifests
-from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send
-from llm_perf_opt.runners.cpus import compute_threads
+from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send, send_workers
+from llm_perf_opt.runners.clean_records import inputs_record, timings_record
 from llm_perf_opt.runners.measure.annotations import StageMarker, around_forward, marked, marked_for_guides, unmarked
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.host_load import HostWatch
-from llm_perf_opt.runners.measure.memory import memory_peaks
 from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
+from llm_perf_opt.runners.measure.rank_meter import RankMeter
 from llm_perf_opt.runners.measure.torch_profiler import Profiled, profile_engine
-from llm_perf_opt.runners.models import weight_facts
+from llm_perf_opt.runners.rank_group import RankGroup
+from llm_perf_opt.runners.rank_results import is_first, of_all_ranks, trace_name
+from llm_perf_opt.runners.rank_supervisor import supervise
 from llm_perf_opt.runners.session import Session, open_session
 
 PASSES = ("clean", "torch", "plain")
@@ -54,15 +54,22 @@ _CHANGED_REPEATS = 6
 
 
 def clean_pass(session: Session, out: Path) -> bool:
-    """Time the model unprofiled. Return False if interrupted; what was measured until then is kept."""
+    """Time the model unprofiled. Return False if interrupted; what was measured until then is kept.
+
+    Of several ranks, the first writes the files.
+    """
     runtime = session.config.runtime
     meter = session.meter(runtime.num_new_tokens, unmarked)
     effort = Effort(runtime.max_warmup, runtime.min_repeats, runtime.max_repeats, runtime.ci_target, runtime.time_limit_s)
     watch = HostWatch(session.before)
     with _substages(session, meter):
         measured = meter.measure(effort, _report_progress, watch.watching)
-    write_record(out / "inputs.json", _inputs(session))
-    write_record(out / "timings.json", replace(_timings(session, measured, meter), host=watch.load))
+    timings = replace(timings_record(session, measured, meter), host=watch.load)
+    if session.ranks is not None and isinstance(meter, RankMeter):
+        timings = of_all_ranks(session, meter, timings, interrupted=measured.interrupted)
+    if is_first(session):
+        write_record(out / "inputs.json", inputs_record(session))
+        write_record(out / "timings.json", timings)
     return not measured.interrupted
 
 
@@ -80,7 +87,7 @@ def torch_pass(session: Session, out: Path) -> None:
         )
     engine = _changed_engine(session, _warm_up(session.meter(new_tokens, unmarked)))
     meter = session.meter(new_tokens, marked)
-    trace = out / "trace.json.gz"
+    trace = out / trace_name(session)
     send("phase", text="profiling one iteration")
     if profiler is None:
         profiled = _profile_here(session, meter, trace)
@@ -104,7 +111,9 @@ def torch_pass(session: Session, out: Path) -> None:
         stage_cpu_ns=_stage_cpu(profiled.iteration),
         engine=engine,
     )
-    write_record(out / "operators.json", without_profiler_events(record))
+    _check_tokens(session, meter)
+    if is_first(session):
+        write_record(out / "operators.json", without_profiler_events(record))
 
 
 def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profiled:
@@ -127,9 +136,17 @@ def plain_pass(session: Session, out: Path, decode_steps: int | None, marker: St
     meter = session.meter(new_tokens, marker)
     with _substages(session, meter), _profiler_api(session):
         iteration = meter.iterate()
+    _check_tokens(session, meter)
     walls = _stage_walls(iteration)
-    write_record(out / "stages.json", WrappedPass(walls, iteration.steps_ns, engine))
+    if is_first(session):
+        write_record(out / "stages.json", WrappedPass(walls, iteration.steps_ns, engine))
     send("stages", **walls)
+
+
+def _check_tokens(session: Session, meter: RequestMeter) -> None:
+    """Raise if ranks have different tokens."""
+    if session.ranks is not None:
+        meter.tokens()
 
 
 @contextmanager
@@ -244,94 +261,30 @@ def _report_progress(progress: Progress) -> None:
     send("progress", **asdict(progress))
 
 
-# --- records ----------------------------------------------------------------------------------------------------------
-
-
-def _inputs(session: Session) -> dict[str, Any]:
-    images = session.prompts.images
-    vision = {"images": {**asdict(images.record), "token_id": images.token_id}} if images else {}
-    return {
-        **vision,
-        "source": session.prompts.source,
-        "sha256": session.prompts.sha256(),
-        "lengths": session.prompts.lengths,
-        "new_tokens": session.workload.new_tokens,
-        "ids": session.prompts.ids,
-    }
-
-
-def _timings(session: Session, measured: Measured, meter: RequestMeter) -> CleanTimings:
-    runtime = session.runner.runtime
-    if isinstance(meter, EngineMeter):
-        runtime = replace(
-            runtime,
-            inseparable=meter.inseparable or runtime.inseparable,
-            unstepped=meter.unstepped or runtime.unstepped,
-            held_back=meter.held_back,
-        )
-    facts = replace(session.runner.facts, substages={**session.config.model.substages, **session.vision_substages})
-    return CleanTimings(
-        model=facts if facts.weights else replace(facts, weights=weight_facts(session.config.model)),
-        workload=session.workload,
-        clock=session.clock,
-        load_s=session.load_s,
-        warmup=measured.warmup,
-        iterations=measured.iterations,
-        stopped=measured.stopped,
-        stable=measured.stable,
-        settled=measured.settled,
-        memory=memory_peaks(session.device, elsewhere=runtime.elsewhere),
-        tokens_sha256=hashlib.sha256(json.dumps(measured.tokens).encode()).hexdigest(),
-        tokens_repeat=measured.tokens_repeat,
-        threads=getattr(session.runner, "threads", 0) or compute_threads(elsewhere=runtime.elsewhere and not session.cuda),
-        framework=_framework(session),
-        device_untouched_until_ns=session.untouched_until_ns,
-        runtime=runtime,
-        agreement=_agreement(getattr(session.runner, "reference_tokens", None), measured.tokens),
-    )
-
-
-def _agreement(reference: list[list[int]] | None, tokens: list[list[int]]) -> TokenAgreement | None:
-    """Return how the tokens agree with those of the model before it was quantized; None if there are none."""
-    if reference is None:
-        return None
-    pairs = [
-        (position, expected == found)
-        for before, after in zip(reference, tokens, strict=True)
-        for position, (expected, found) in enumerate(zip(before, after, strict=True))
-    ]
-    differing = [position for position, same in pairs if not same]
-    return TokenAgreement(len(pairs), len(pairs) - len(differing), min(differing, default=None))
-
-
-def _framework(session: Session) -> dict[str, str]:
-    import torch
-    import transformers
-
-    versions = {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
-    if session.runner.runtime.type != PYTORCH:
-        versions[session.runner.runtime.type] = session.runner.runtime.version
-    if torch.version.cuda:
-        versions["cuda_runtime"] = str(torch.version.cuda)
-        versions["cudnn"] = str(torch.backends.cudnn.version())
-    else:
-        versions["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-    return versions
-
-
 # --- command line -----------------------------------------------------------------------------------------------------
 
 
-def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None = None, *, alone: bool = False) -> bool:
+def run_pass(
+    config: RunConfig,
+    which: str,
+    out: Path,
+    decode_steps: int | None = None,
+    *,
+    alone: bool = False,
+    ranks: RankGroup | None = None,
+) -> bool:
     """Run one pass and write its files to `out`. Return False if it was interrupted but kept its results.
 
     `alone`: no other process has written the configuration, and the profiler around this one may be gated as in the guides.
+    `ranks`: this process is one of several that run the pass together.
     """
     out.mkdir(parents=True, exist_ok=True)
     clean = which == "clean"
-    session = open_session(config, out if which == "torch" else None, compare_tokens=clean, profiled=not clean)
+    trace_dir = out if which == "torch" else None
+    session = open_session(config, trace_dir, compare_tokens=clean, profiled=not clean, ranks=ranks)
+    send_workers()
     if alone:
-        write_manifests(config, _inputs(session), out)
+        write_manifests(config, inputs_record(session), out)
         outlive_nsys()
     import torch
 
@@ -345,7 +298,7 @@ def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None 
     return True
 
 
-def _read_config(path: Path) -> RunConfig:
+def read_config(path: Path) -> RunConfig:
     try:
         values = yaml.safe_load(read_text(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -353,7 +306,7 @@ def _read_config(path: Path) -> RunConfig:
     return config_from_mapping(values if isinstance(values, dict) else {})
 
 
-def _translate(error: Exception) -> LlmPerfError:
+def translate(error: Exception) -> LlmPerfError:
     """Return an error of the framework with a remedy for the user."""
     return framework_error(
         error,
@@ -376,19 +329,28 @@ def main() -> None:
     if arguments.config is None:
         _main_alone(arguments)
         return
-    with report_errors(_translate):
+    with report_errors(translate):
         if arguments.overrides:
             raise ConfigError("--config is a resolved configuration and cannot be combined with overrides.")
         die_with_parent()
         enable_interrupts()
-        out = arguments.out or Path("runs") / "alone"
-        finished = run_pass(_read_config(arguments.config), arguments.which, out, arguments.decode_steps)
+        out, config = arguments.out or Path("runs") / "alone", read_config(arguments.config)
+        if ranks_of(config) > 1:
+            words = ["--config", str(arguments.config), "--pass", arguments.which, "--out", str(out)]
+            words += ["--decode-steps", str(arguments.decode_steps)] if arguments.decode_steps is not None else []
+            sys.exit(supervise(config, words, out))
+        finished = run_pass(config, arguments.which, out, arguments.decode_steps)
         sys.exit(0 if finished else 130)
 
 
 def _main_alone(arguments: argparse.Namespace) -> None:
-    with shown_errors(_translate):
+    with shown_errors(translate):
         asked = requested(arguments.overrides, arguments.out, multirun=arguments.multirun)
+        if ranks_of(asked.config) > 1:
+            raise ConfigError(
+                "This process runs one rank; it does not start those of runtime.tensor_parallel.",
+                "Use `llm-perf run`, with profiling=nsys for a timeline.",
+            )
         finished = run_pass(asked.config, arguments.which, asked.out, arguments.decode_steps, alone=True)
         print(f"files: {asked.out}")
         sys.exit(0 if finished else 130)

@@ -12,6 +12,7 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, n
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
 from llm_perf_opt.core.weight_records import WeightFacts
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
+from llm_perf_opt.runners.tensor_parallel import split_bytes
 from llm_perf_opt.runners.vision_families import family_of
 from llm_perf_opt.workspace.data.model_tree import check_model, model_folder
 
@@ -28,6 +29,7 @@ RUNTIME = Runtime(
     steppable=True,
     packages=("torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn", "pillow"),
     marks_stages=lambda _: True,
+    ranks=True,
 )
 """The PyTorch runtime. It is declared here because importing its runner loads torch."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -126,8 +128,10 @@ def _check_fields(made: "PretrainedConfig", fields: dict[str, Any]) -> None:
             )
 
 
-def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dtype", batch_size: int, tokens: int) -> MemoryNeed:
-    """Return the memory for the weights and the cache of `batch_size` sequences of `tokens`.
+def memory_need(
+    config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dtype", batch_size: int, tokens: int, ranks: int = 1
+) -> MemoryNeed:
+    """Return the memory for the weights and the cache of `batch_size` sequences of `tokens`; with `ranks`, that of each.
 
     Counted on the meta device; the shape of the cache comes from a one-token forward in bf16: there, experts support no other.
     """
@@ -144,6 +148,8 @@ def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dt
     # Counted before the cast below, which separates tied weights.
     parameters = sum(tensor.numel() for tensor in empty.parameters())
     weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*empty.parameters(), *empty.buffers()))
+    if ranks > 1:
+        weight_bytes = split_bytes(empty, ranks)
     cache = DynamicCache(config=config)
     try:
         with torch.inference_mode():
@@ -161,19 +167,20 @@ def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dt
     return MemoryNeed(
         parameters=parameters,
         weight_bytes=weight_bytes,
-        cache_bytes=per_token * batch_size * tokens,
+        cache_bytes=per_token * batch_size * tokens // ranks,
         logits_bytes=batch_size * vocabulary * dtype.itemsize,
     )
 
 
-def check_fits(need: MemoryNeed, device: "torch.device") -> None:
-    """Raise a ResourceError if the device does not have this much free memory."""
+def check_fits(need: MemoryNeed, device: "torch.device", ranks: int = 1) -> None:
+    """Raise a ResourceError if the device does not have this much free memory for each of its ranks."""
     import torch
 
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory_bytes()
-    if need.total_bytes > free:
+    if need.total_bytes * ranks > free:
+        each = f" for each of {ranks} ranks" if ranks > 1 else ""
         raise ResourceError(
-            f"The model does not fit on {device} ({device_name(device)}): it needs {gib(need.total_bytes)} "
+            f"The model does not fit on {device} ({device_name(device)}): it needs {gib(need.total_bytes)}{each} "
             f"(weights {gib(need.weight_bytes)}, cache {gib(need.cache_bytes)}), but only {gib(free)} are free.",
             "Use a smaller model, batch, prompt or dtype, or a device with more memory.",
         )
@@ -197,9 +204,17 @@ def check_position_count(positions: object, longest_prompt: int, new_tokens: int
 
 
 def build_model(
-    config: "PretrainedConfig", model: ModelConfig, runtime: RuntimeConfig, device: "torch.device", dtype: "torch.dtype"
+    config: "PretrainedConfig",
+    model: ModelConfig,
+    runtime: RuntimeConfig,
+    device: "torch.device",
+    dtype: "torch.dtype",
+    ranks: int = 1,
 ) -> "PreTrainedModel":
-    """Return the model on `device` in `dtype`, built there without an intermediate copy."""
+    """Return the model on `device` in `dtype`, built there without an intermediate copy.
+
+    With `ranks`, only this rank's part of stored weights is read.
+    """
     import torch
     from safetensors import SafetensorError
 
@@ -218,8 +233,9 @@ def build_model(
             trust_remote_code=model.trust_remote_code,
             local_files_only=True,
             use_safetensors=True,  # the alternative is pickle, which runs code
-            device_map={"": device} if device.type == "cuda" else None,
+            device_map={"": device} if device.type == "cuda" and ranks == 1 else None,
             output_loading_info=True,
+            **({"distributed_config": _split_over(ranks)} if ranks > 1 else {}),
         )
     except SafetensorError as error:
         raise _damaged_weights(model, error) from error
@@ -230,6 +246,12 @@ def build_model(
     _check_complete(model, loaded, report)
     evaluated: PreTrainedModel = loaded.eval()
     return evaluated
+
+
+def _split_over(ranks: int) -> Any:
+    from transformers.distributed import DistributedConfig
+
+    return DistributedConfig(tp_size=ranks, tp_plan="auto")
 
 
 def _check_complete(model: ModelConfig, loaded: "PreTrainedModel", report: Mapping[str, Iterable[Any]]) -> None:

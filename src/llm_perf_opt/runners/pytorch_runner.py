@@ -15,7 +15,9 @@ from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.models import device_name
+from llm_perf_opt.runners.rank_group import RankGroup
 from llm_perf_opt.runners.quantization import quantize_linear_layers, quantized_bytes
+from llm_perf_opt.runners.tensor_parallel import check_heads, held_bytes, loads_shards, split_model
 from llm_perf_opt.runners.vision_inputs import forward_arguments
 from llm_perf_opt.workspace.data.prompts import Prompts
 
@@ -51,6 +53,8 @@ class PyTorchRunner:
         self.model = model
         self.reference_tokens: list[list[int]] | None = None
         """Tokens of the same request before the weights were quantized; None: not compared."""
+        self.held_bytes: int | None = None
+        """What this rank holds of the weights; None: there is one rank."""
         self._device = next(model.parameters()).device
         self._new_tokens = new_tokens
         self._cache_kind = cache
@@ -227,10 +231,44 @@ def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str
 def open_pytorch(request: RunnerRequest) -> PyTorchRunner:
     """Return a runner of the request's model."""
     config, wanted = request.config, request.config.runtime
+    if request.ranks is not None:
+        return _split(request, request.ranks)
     model = models.build_model(request.architecture, config.model, wanted, request.device, request.dtype)
     if wanted.quantization == "none":
         return PyTorchRunner(model, config.model.name, wanted.num_new_tokens, wanted.cache, wanted.compile)
     return _quantized(model, request)
+
+
+def _split(request: RunnerRequest, group: RankGroup) -> PyTorchRunner:
+    """Return the runner of this rank's part of the model."""
+    config, wanted, device = request.config, request.config.runtime, request.device
+    check_heads(request.architecture.get_text_config(decoder=True).to_dict(), group.size)
+    arguments = (request.architecture, config.model, wanted)
+    group.join(device)
+    if config.model.source == "pretrained" and loads_shards(device):
+        model = models.build_model(*arguments, device, request.dtype, group.size)
+    else:
+        whole = models.memory_need(request.architecture, config.model, request.dtype, 1, 1).weight_bytes
+        model = split_model(lambda place: models.build_model(*arguments, place, request.dtype), whole, device, group)
+    runner = PyTorchRunner(model, config.model.name, wanted.num_new_tokens, wanted.cache, wanted.compile)
+    runner.held_bytes = held_bytes(model)
+    on = "the CPU" if device.type == "cpu" else "one GPU"
+    shared = f"{group.size} ranks share {on} and its peaks: a figure per device would be that of one rank with a part of it"
+    if device.type == "cuda" and config.hardware.devices and config.hardware.devices > 1 and group.shared_device:
+        shared = f"several ranks share each of {config.hardware.devices} GPUs and its peaks"
+    runner.runtime = replace(
+        runner.runtime,
+        devices=1 if group.shared_device else group.size,
+        uncosted=shared if group.shared_device else "",
+        notes=(_RANK_NOTE.format(group.size, group.backend),),
+    )
+    return runner
+
+
+_RANK_NOTE = (
+    "{} ranks share every layer (tensor parallelism, transformers' plan of the family) and exchange results with {}. The time of a "
+    "request is that of the slowest rank; ranks wait for each other before every request."
+)
 
 
 def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:

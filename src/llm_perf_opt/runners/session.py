@@ -19,6 +19,8 @@ from llm_perf_opt.runners.measure.clock import ClockName, HostClock, clock_for
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.host_load import BusyBefore, OtherProcesses, sampled
 from llm_perf_opt.runners.measure.meter import Meter, RequestMeter
+from llm_perf_opt.runners.measure.rank_meter import RankMeter
+from llm_perf_opt.runners.rank_group import RankGroup
 from llm_perf_opt.runners.vision_families import default_substages, images_refused
 from llm_perf_opt.workspace.data.prompts import Prompts, repeated_prompt, synthetic_prompts, text_prompts
 from llm_perf_opt.workspace.data.recorded import recorded_prompts
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _IN_ENGINE = Missing("the engine may load the model in other processes")
+_OTHER_RANKS = Missing("the other ranks load the model at the same time")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Session:
     untouched_until_ns: int
     before: BusyBefore
     """The load of other processes while the model was loaded."""
+    ranks: RankGroup | None = None
+    """The ranks that share the model; None: there is one."""
 
     @property
     def cuda(self) -> bool:
@@ -77,6 +82,9 @@ class Session:
 
     def meter(self, new_tokens: int, marker: StageMarker) -> RequestMeter:
         """Return a meter for requests of this many new tokens."""
+        if self.ranks is not None:
+            runner, clock = cast("SteppableRunner", self.runner), clock_for(self.device)
+            return RankMeter(runner, self.batch, new_tokens, clock, marker, ranks=self.ranks)
         if is_steppable(self.runner):
             return Meter(cast("SteppableRunner", self.runner), self.batch, new_tokens, clock_for(self.device), marker)
         return EngineMeter(cast("EngineRunner", self.runner), self.batch, len(self.prompts.ids), new_tokens, marker)
@@ -88,7 +96,12 @@ def is_steppable(runner: Runner) -> bool:
 
 
 def open_session(
-    config: RunConfig, trace_dir: Path | None = None, *, compare_tokens: bool = False, profiled: bool = False
+    config: RunConfig,
+    trace_dir: Path | None = None,
+    *,
+    compare_tokens: bool = False,
+    profiled: bool = False,
+    ranks: RankGroup | None = None,
 ) -> Session:
     """Check what can be checked cheaply, then open the runtime with the model; see `RunnerRequest` for the other parameters."""
     runtime = runtime_named(config.runtime.type)
@@ -107,10 +120,10 @@ def open_session(
     device = models.choose_device(hardware)
     dtype = models.choose_dtype(config.model.dtype, device)
     architecture = models.load_config(config.model)
-    prompts = _prompts(config, architecture, device, dtype)
+    prompts = _prompts(config, architecture, device, dtype, ranks)
     send("phase", text=f"loading {config.model.name} on {device} in {canonical_dtype(str(dtype))}")
     begun = time.monotonic()
-    runner = opener(RunnerRequest(config, architecture, prompts, device, dtype, trace_dir, compare_tokens, profiled))
+    runner = opener(RunnerRequest(config, architecture, prompts, device, dtype, trace_dir, compare_tokens, profiled, ranks))
     _check_runner(runner, runtime)
     batch = cast("SteppableRunner", runner).place(prompts) if is_steppable(runner) else prompts
     workload = Workload(
@@ -122,9 +135,10 @@ def open_session(
         texts=prompts.texts,
         vision=prompts.images.record if prompts.images else None,
     )
-    before = BusyBefore(_IN_ENGINE, others.seconds) if runtime.engine else sampled(others)
+    unseen = _IN_ENGINE if runtime.engine else _OTHER_RANKS if ranks else None
+    before = BusyBefore(unseen, others.seconds) if unseen else sampled(others)
     load_s = time.monotonic() - begun - getattr(runner, "conversion_s", 0.0)
-    session = Session(config, runner, prompts, batch, workload, device, load_s, untouched_until, before)
+    session = Session(config, runner, prompts, batch, workload, device, load_s, untouched_until, before, ranks)
     _check_substages(session)
     return session
 
@@ -140,7 +154,9 @@ def _check_substages(session: Session) -> None:
             )
 
 
-def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype") -> Prompts:
+def _prompts(
+    config: RunConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype", ranks: RankGroup | None
+) -> Prompts:
     """Return the sequences of the batch, or raise if the model or the device cannot take requests of that size."""
     from llm_perf_opt.runners import models
     from llm_perf_opt.runners.vision_inputs import request_images
@@ -152,10 +168,11 @@ def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch
         longest = images.longest_prompt(text_tokens) if images else text_tokens
         models.check_positions(architecture, longest, runtime.num_new_tokens)
         if not traits_of(runtime.type).engine:  # an engine manages its memory itself
-            need = models.memory_need(architecture, config.model, dtype, runtime.batch_size, longest + runtime.num_new_tokens)
+            tokens, size = longest + runtime.num_new_tokens, ranks.size if ranks else 1
+            need = models.memory_need(architecture, config.model, dtype, runtime.batch_size, tokens, size)
             if images is not None:
                 need = replace(need, image_bytes=images.pixels * dtype.itemsize)
-            models.check_fits(need, device)
+            models.check_fits(need, device, size if ranks and ranks.shared_device else 1)
 
     images = request_images(config, architecture)
     dataset = config.dataset
@@ -165,6 +182,10 @@ def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch
         )
     if images is not None and traits_of(runtime.type).steppable is False:
         raise images_refused(config)
+    if images is not None and ranks is not None:
+        raise ConfigError(
+            f"runtime.tensor_parallel={ranks.size}: prompts with images are not supported.", "Set dataset.images=0, or use one rank."
+        )
     if dataset.kind == "synthetic" or (dataset.kind == "image_folder" and dataset.prompt is None):
         check_size(runtime.prompt_tokens)  # before the ids are drawn: there may be billions
         prompts = synthetic_prompts(runtime.batch_size, runtime.prompt_tokens, vocabulary, dataset.seed)

@@ -110,6 +110,7 @@ RUNTIME = Runtime(
     install="pip install 'llm-perf-opt[tensorrtllm]'",
     packages=("tensorrt-llm",),
     arguments=_ARGUMENTS,
+    tensor_parallel="tensor_parallel_size",
     labels=(StageLabels("tensorrt_llm", by_requests(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs,.*?(\d+) gen reqs")),),
 )
 

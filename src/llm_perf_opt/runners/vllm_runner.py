@@ -77,6 +77,7 @@ RUNTIME = Runtime(
         StageLabels("vllm", by_step(r"(?:v2_)?gpu_model_runner: forward")),
     ),
     marks_stages=has_one_worker,
+    tensor_parallel="tensor_parallel_size",
     server=SERVER,
     separate="To separate them, make runtime.engine.max_num_batched_tokens, max_num_seqs and the cache "
     "(kv_cache_memory_bytes, gpu_memory_utilization, num_gpu_blocks_override) large enough for the whole batch.",

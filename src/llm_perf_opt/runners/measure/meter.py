@@ -89,6 +89,10 @@ class RequestMeter(ABC):
     def tokens(self) -> list[list[int]]:
         """Return the new tokens of the latest request, per sequence; waits for the device."""
 
+    def _agreed(self, seconds: float) -> float:
+        """Return the time that decides whether to go on; ranks must decide alike."""
+        return seconds
+
     def measure(
         self,
         effort: Effort,
@@ -114,7 +118,7 @@ class RequestMeter(ABC):
                     repeat = repeat and self.tokens() == first_tokens
                     on_progress(Progress("repeats", len(iterations), effort.max_repeats, iterations[-1].total_ns))
                     stable = is_stable(iterations, effort.ci_target)
-                    stopped = _stop(len(iterations), stable, effort, time.monotonic() - begun)
+                    stopped = _stop(len(iterations), stable, effort, self._agreed(time.monotonic() - begun))
             except KeyboardInterrupt:
                 if not iterations:
                     raise
@@ -125,7 +129,7 @@ class RequestMeter(ABC):
         done: list[Iteration] = []
         begun = 0.0
         while len(done) < effort.max_warmup and not _settled([iteration.total_ns for iteration in done]):
-            if done and time.monotonic() - begun > effort.time_limit_s * WARMUP_TIME_SHARE:
+            if done and self._agreed(time.monotonic() - begun) > effort.time_limit_s * WARMUP_TIME_SHARE:
                 break
             done.append(self.iterate())
             if len(done) == 1:

@@ -1,0 +1,90 @@
+"""The records of the unprofiled pass: the prompts, and the times with what ran."""
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.records import CleanTimings
+from llm_perf_opt.core.weight_records import TokenAgreement
+from llm_perf_opt.runners.cpus import compute_threads
+from llm_perf_opt.runners.measure.engine_meter import EngineMeter
+from llm_perf_opt.runners.measure.memory import memory_peaks
+from llm_perf_opt.runners.measure.meter import Measured, RequestMeter
+from llm_perf_opt.runners.models import weight_facts
+from llm_perf_opt.runners.session import Session
+
+
+def inputs_record(session: Session) -> dict[str, Any]:
+    """Return the prompts of the run."""
+    images = session.prompts.images
+    vision = {"images": {**asdict(images.record), "token_id": images.token_id}} if images else {}
+    return {
+        **vision,
+        "source": session.prompts.source,
+        "sha256": session.prompts.sha256(),
+        "lengths": session.prompts.lengths,
+        "new_tokens": session.workload.new_tokens,
+        "ids": session.prompts.ids,
+    }
+
+
+def timings_record(session: Session, measured: Measured, meter: RequestMeter) -> CleanTimings:
+    """Return the times of the pass, with the model, the workload and the machine as they were."""
+    runtime = session.runner.runtime
+    if isinstance(meter, EngineMeter):
+        runtime = replace(
+            runtime,
+            inseparable=meter.inseparable or runtime.inseparable,
+            unstepped=meter.unstepped or runtime.unstepped,
+            held_back=meter.held_back,
+        )
+    facts = replace(session.runner.facts, substages={**session.config.model.substages, **session.vision_substages})
+    return CleanTimings(
+        model=facts if facts.weights else replace(facts, weights=weight_facts(session.config.model)),
+        workload=session.workload,
+        clock=session.clock,
+        load_s=session.load_s,
+        warmup=measured.warmup,
+        iterations=measured.iterations,
+        stopped=measured.stopped,
+        stable=measured.stable,
+        settled=measured.settled,
+        memory=memory_peaks(session.device, elsewhere=runtime.elsewhere),
+        tokens_sha256=hashlib.sha256(json.dumps(measured.tokens).encode()).hexdigest(),
+        tokens_repeat=measured.tokens_repeat,
+        threads=getattr(session.runner, "threads", 0) or compute_threads(elsewhere=runtime.elsewhere and not session.cuda),
+        framework=_framework(session),
+        device_untouched_until_ns=session.untouched_until_ns,
+        runtime=runtime,
+        agreement=_agreement(getattr(session.runner, "reference_tokens", None), measured.tokens),
+    )
+
+
+def _agreement(reference: list[list[int]] | None, tokens: list[list[int]]) -> TokenAgreement | None:
+    """Return how the tokens agree with those of the model before it was quantized; None if there are none."""
+    if reference is None:
+        return None
+    pairs = [
+        (position, expected == found)
+        for before, after in zip(reference, tokens, strict=True)
+        for position, (expected, found) in enumerate(zip(before, after, strict=True))
+    ]
+    differing = [position for position, same in pairs if not same]
+    return TokenAgreement(len(pairs), len(pairs) - len(differing), min(differing, default=None))
+
+
+def _framework(session: Session) -> dict[str, str]:
+    import torch
+    import transformers
+
+    versions = {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
+    if session.runner.runtime.type != PYTORCH:
+        versions[session.runner.runtime.type] = session.runner.runtime.version
+    if torch.version.cuda:
+        versions["cuda_runtime"] = str(torch.version.cuda)
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+    else:
+        versions["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    return versions

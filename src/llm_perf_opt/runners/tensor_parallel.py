@@ -1,0 +1,140 @@
+"""Split a transformers model over ranks by the plan of its family, so that every rank computes a share of each layer.
+
+Random weights are drawn whole on every rank, with the same seed as on one, and then cut: the ranks together hold exactly the
+weights of a run with one rank.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.host import available_memory_bytes
+from llm_perf_opt.runners.rank_group import RankGroup
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+_CUT = ("colwise", "rowwise", "packed_colwise", "packed_rowwise", "embedding_rowwise", "embedding_colwise", "colwise_gather_output")
+"""Styles of a plan that divide the weight among the ranks."""
+
+
+def check_heads(text: Mapping[str, Any], ranks: int) -> None:
+    """Raise a ConfigError if the attention heads cannot be divided among the ranks."""
+    heads = text.get("num_attention_heads")
+    groups = text.get("num_key_value_heads") or heads
+    if not isinstance(heads, int) or not isinstance(groups, int):
+        return
+    if heads % ranks or groups % ranks:
+        fitting = [str(size) for size in range(1, heads + 1) if heads % size == 0 and groups % size == 0]
+        raise ConfigError(
+            f"runtime.tensor_parallel={ranks} does not divide the {heads} attention heads and {groups} key-value heads.",
+            f"It fits: {', '.join(fitting)}.",
+        )
+
+
+def plan_of(model: "PreTrainedModel") -> dict[str, str]:
+    """Return the tensor-parallel plan of the model's family, or raise a ConfigError."""
+    plan: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
+    if not plan:
+        raise ConfigError(
+            f"transformers has no tensor-parallel plan for {type(model).__name__}.",
+            "Use runtime.tensor_parallel=1, or a model such as Llama, Qwen2, Qwen3, Mistral or Mixtral.",
+        )
+    return plan
+
+
+def split_bytes(model: "PreTrainedModel", ranks: int) -> int:
+    """Return the bytes of the weights and buffers that one rank holds."""
+    plan, total = plan_of(model), 0
+    for name, tensor in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+        style = plan.get(_pattern(name)) or plan.get(_pattern(module), "")
+        cut = style in _CUT and not (kind == "bias" and "row" in style)
+        total += tensor.element_size() * (-(-tensor.numel() // ranks) if cut else tensor.numel())
+    return total + sum(tensor.numel() * tensor.element_size() for tensor in model.buffers())
+
+
+def _pattern(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def split_model(
+    build: Callable[["torch.device"], "PreTrainedModel"], whole_bytes: int, device: "torch.device", group: RankGroup
+) -> "PreTrainedModel":
+    """Return this rank's part of a model that `build` returns whole.
+
+    Ranks build one after the other if several whole models do not fit, on the host if not even one fits on the device.
+    """
+    import torch
+
+    together = group.size if group.shared_device or device.type == "cpu" else 1
+    place, at_once = device, whole_bytes * together <= _free(device)
+    if device.type == "cuda" and whole_bytes > _free(device):
+        place, at_once = torch.device("cpu"), whole_bytes * group.size <= available_memory_bytes()
+    at_once = all(found == b"true" for found in group.gather(at_once, "the choice how to build the model"))
+    if at_once:
+        return _cut(build(place), device, group)
+    model: PreTrainedModel | None = None
+    for turn in range(group.size):
+        if turn == group.rank:
+            model = _cut(build(place), device, group)
+        group.wait_for_all(f"rank {turn} builds the model")
+    assert model is not None  # noqa: S101 - every rank has a turn
+    return model
+
+
+def _free(device: "torch.device") -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory_bytes()
+
+
+def _cut(model: "PreTrainedModel", device: "torch.device", group: RankGroup) -> "PreTrainedModel":
+    """Cut the weights of a whole model in place; tied weights stay tied."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    plan = plan_of(model)
+    tied = _tied(model)
+    kind = next(model.parameters()).device.type
+    mesh = DeviceMesh(kind, list(range(group.size)), mesh_dim_names=("tp",))
+    split: PreTrainedModel = apply_tensor_parallelism(model, mesh, plan)
+    for first, *others in tied:
+        for other in others:
+            _tie(split, first, other)
+    return split.to(device) if kind != device.type else split
+
+
+def _tied(model: "PreTrainedModel") -> list[list[str]]:
+    """Return the names of parameters that are the same tensor."""
+    found: dict[int, list[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(tensor), []).append(name)
+    return [names for names in found.values() if len(names) > 1]
+
+
+def _tie(model: "PreTrainedModel", first: str, other: str) -> None:
+    """Make two parameters one, if they are cut alike."""
+    one, two = model.get_parameter(first), model.get_parameter(other)
+    if getattr(one, "placements", None) != getattr(two, "placements", None):
+        return
+    module, _, name = other.rpartition(".")
+    setattr(model.get_submodule(module), name, one)
+
+
+def held_bytes(model: "PreTrainedModel") -> int:
+    """Return the bytes of the weights that this rank holds."""
+    total = 0
+    for tensor in model.parameters():
+        local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        total += local.numel() * local.element_size()
+    return total
+
+
+def loads_shards(device: "torch.device") -> bool:
+    """Return whether transformers can read only this rank's part of stored weights: it uses the accelerator of the machine."""
+    import torch
+
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return (found.type if found else "cpu") == device.type
