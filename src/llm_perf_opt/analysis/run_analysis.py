@@ -8,6 +8,7 @@ from typing import Any
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.rank_run import RankRun
 from llm_perf_opt.analysis.stability import Stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
@@ -178,6 +179,8 @@ class RunAnalysis:
     """Notes on what was measured."""
     stability: dict[str, Stability] = field(default_factory=dict)
     """Whether the repeats stayed at one level, for `e2e`, `prefill` and `decode`."""
+    ranks: RankRun | None = None
+    """The ranks that shared the model; None if there was one."""
 
     @property
     def fault(self) -> LlmPerfError | None:

@@ -109,7 +109,9 @@ class RunFolder:
     selftest_file = _RunFile("raw/ncu_selftest/selftest.json")
     """The workload of the counter self-test."""
     torch_trace_file = _RunFile("raw/torch/trace.json.gz")
-    """The trace of the torch pass."""
+    """The trace of the torch pass; of several ranks, that of the first."""
+    ranks_file = _RunFile("ranks.json")
+    """The analysis of the traces of all ranks."""
     program_profile_file = _RunFile("raw/torch/program.json")
     """What torch.profiler recorded of a user's program, apart from the trace."""
     server_file = _RunFile(f"raw/{SERVER}/server.json")

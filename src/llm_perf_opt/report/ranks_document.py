@@ -85,6 +85,13 @@ def ranks_document(found: RanksAnalysis, top: int = TOP) -> Document:
     return Document(found.source, subtitle, notice, [section for section in sections if section.blocks])
 
 
+def rank_blocks(found: RanksAnalysis, top: int = TOP) -> list[Block]:
+    """Return the same without problems, as blocks of one section."""
+    return [
+        *_summary(found), _budgets(found.ranks), *_collectives(found, top), *_late(found, top), *_clocks(found.hosts)
+    ]  # fmt: skip
+
+
 def _summary(found: RanksAnalysis) -> list[Block]:
     """Return one paragraph: how much of the time is exposed communication, and who makes the others wait."""
     spans = [line.span_ns or 0 for line in found.ranks]

@@ -43,6 +43,7 @@ from llm_perf_opt.report.findings import finding_blocks, findings_of, source_of,
 from llm_perf_opt.report.graph_tables import structure_tables, without_operator
 from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernel_blocks, provenance
 from llm_perf_opt.report.overview import overview_blocks
+from llm_perf_opt.report.run_ranks import rank_sections
 from llm_perf_opt.report.run_tables import (
     energy_table,
     environment_table,
@@ -78,6 +79,7 @@ def run_document(analysis: RunAnalysis, samples: Maybe[Telemetry], regions: Mayb
         *_titled("inputs", "What was measured", input_blocks(analysis)),
         _timings(analysis),
         Section("limits", "Roofline", when_known("Roofline:", analysis.efficiency, lambda found: _limits(analysis, found))),
+        *rank_sections(analysis.ranks),
         _kernels(analysis),
         _operators(analysis),
         _tree(analysis, regions),

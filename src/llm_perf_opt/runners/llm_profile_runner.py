@@ -124,7 +124,8 @@ def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profile
     eager = session.model is not None and session.config.runtime.compile == "none"
     parts = labeled_parts(session.model) if eager else nullcontext()
     with _substages(session, meter), parts:
-        return profile_iteration(meter.iterate, session.config.profiling.torch.preset, session.cuda, trace)
+        preset, several = session.config.profiling.torch.preset, session.ranks is not None
+        return profile_iteration(meter.iterate, preset, session.cuda, trace, shapes=several)
 
 
 def plain_pass(session: Session, out: Path, decode_steps: int | None, marker: StageMarker = marked) -> None:

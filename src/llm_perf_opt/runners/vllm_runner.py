@@ -1,6 +1,7 @@
 """The vLLM runtime: steps the engine as `vllm.LLM` does and timestamps each token when its engine step returns."""
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,12 +264,24 @@ class _VllmProfiler:
         left = sorted(self._traces() - self._before)
         if not left:
             raise CaptureError("vLLM's profiler wrote no trace.", "See vLLM's messages in the pass's log.txt.")
-        for other in left[1:]:
-            other.rename(other.with_name(f"worker_{other.name}"))
+        left.sort(key=_worker)
+        for place, other in enumerate(left[1:], start=1):
+            ending = ".json.gz" if other.name.endswith(".gz") else ".json"
+            other.rename(other.with_name(f"rank{place}.trace{ending}"))
         return left[0]
 
     def _traces(self) -> set[Path]:
-        return {path for path in self._folder.glob("*.json*") if ".trace.json" in path.name and path.name[0] != "."}
+        return {path for path in self._folder.glob("*.json*") if ".trace.json" in path.name and not _OURS.match(path.name)}
+
+
+_OURS = re.compile(r"\.|rank\d+\.trace\.")
+_WORKER = re.compile(r"rank(\d+)")
+
+
+def _worker(trace: Path) -> tuple[int, str]:
+    """Return the number of the worker in the name of a trace, to sort by."""
+    found = _WORKER.search(trace.name)
+    return (int(found[1]) if found else 0, trace.name)
 
 
 def open_vllm(request: RunnerRequest) -> VllmRunner:

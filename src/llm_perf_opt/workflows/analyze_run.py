@@ -16,6 +16,7 @@ from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, given_hardware, hardware_of_device, more_devices
 from llm_perf_opt.analysis.metrics import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.overhead import overheads
+from llm_perf_opt.analysis.rank_run import RankRun, rank_run
 from llm_perf_opt.analysis.run_analysis import RunAnalysis, measured_inputs, with_weights
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_busy_share, summarize_telemetry
@@ -39,6 +40,7 @@ from llm_perf_opt.report.run_document import images_of, operators_document, run_
 from llm_perf_opt.report.stakeholder import summary_document
 from llm_perf_opt.workflows.analyze_kernels import analyze_kernels, analyze_regions
 from llm_perf_opt.workflows.queries import write_run_tables
+from llm_perf_opt.workflows.rank_reader import ONE_OF_MANY
 from llm_perf_opt.workflows.run_reader import Damaged, RunReader
 from llm_perf_opt.workflows.run_warnings import (
     assumptions_of,
@@ -85,6 +87,8 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
         env=env,
     )
     trace = _trace(run, facts) if traces else _NOT_READ
+    ranks = rank_run(measured or untimed, run.ranks() if traces else _NOT_READ)
+    trace = _of_all_ranks(trace, ranks)
     steadiness = run_stability(measured) if measured else {}
     return RunAnalysis(
         run="/".join(part for part in run.folder.path.parts[-3:] if part != run.folder.path.anchor),
@@ -120,6 +124,7 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
         prompts_sha256=run.prompts_sha256,
         inputs=measured_inputs(timings, config),
         stability=steadiness,
+        ranks=ranks,
     )
 
 
@@ -149,6 +154,8 @@ def write_reports(run: RunReader, analysis: RunAnalysis) -> None:
         write_whole(file, render_markdown(document).encode())
     if not isinstance(analysis.trace, Missing):
         write_record(folder.findings_file, analysis.trace)
+    if analysis.ranks is not None and not isinstance(analysis.ranks.traces, Missing):
+        write_record(folder.ranks_file, analysis.ranks.traces)
     if not isinstance(found, Missing):
         write_whole(folder.regions_file, render_markdown(regions_document(found)).encode())
         write_record(folder.regions_json_file, found)
@@ -312,6 +319,13 @@ def _trace(run: RunReader, facts: RunFacts) -> Maybe[TraceAnalysis]:
             return _with_metrics(found, run)
         incomplete = incomplete or found
     return incomplete or Missing("; ".join(why) or "neither its torch pass nor its nsys pass left a trace")
+
+
+def _of_all_ranks(trace: Maybe[TraceAnalysis], ranks: RankRun | None) -> Maybe[TraceAnalysis]:
+    """Return the trace without the note that it is of one rank, if the others were read too."""
+    if isinstance(trace, Missing) or ranks is None or isinstance(ranks.traces, Missing):
+        return trace
+    return msgspec.structs.replace(trace, problems=[problem for problem in trace.problems if problem.id != ONE_OF_MANY])
 
 
 def _with_metrics(found: TraceAnalysis, run: RunReader) -> TraceAnalysis:

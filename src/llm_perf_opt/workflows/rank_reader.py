@@ -28,7 +28,7 @@ from llm_perf_opt.core.user_files import read_bytes
 from llm_perf_opt.traces.events import Columns, Trace
 
 _TABLES: dict[str, type[Columns]] = {"collectives": Occurrences, "exposed": Intervals, "causes": Causes}
-_ONE_OF_MANY = "one_rank"
+ONE_OF_MANY = "one_rank"
 """The problem that a trace is of one rank; here the others are given."""
 
 
@@ -59,7 +59,7 @@ def read_rank(source: Path, *, use_cache: bool, with_analysis: bool) -> RankRead
     problems = [
         ProblemLine(problem.id, problem.what, problem.fatal, problem.remedy)
         for problem in trace.problems
-        if problem.id not in (_ONE_OF_MANY, "no_device_work")
+        if problem.id not in (ONE_OF_MANY, "no_device_work")
     ]
     analysis = _analysis(trace, source) if with_analysis else None
     found = rank_trace(trace, stages(trace)) if trace.complete else _without_figures(trace)

@@ -11,12 +11,13 @@ from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.evidence import counted_in_stage
 from llm_perf_opt.analysis.kernels.selection import Selection
 from llm_perf_opt.analysis.overhead import without_profiler_events
+from llm_perf_opt.analysis.ranks.document import RanksAnalysis
 from llm_perf_opt.analysis.serving.points import MeasuredLoad
 from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.config.values import current
-from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.errors import LlmPerfError, ParseError
 from llm_perf_opt.core.host_records import ProgramProfile
 from llm_perf_opt.core.machine_records import CounterReport, FoundCeilings, Telemetry, read_ceilings
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
@@ -27,6 +28,7 @@ from llm_perf_opt.profiling.timelines import RecordedTrace, Timeline, read_recor
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.pass_records import read_telemetry, read_timings, read_torch_pass
 from llm_perf_opt.traces.trace_cache import CachedTrace, cached_trace
+from llm_perf_opt.workflows.analyze_ranks import analyze_rank_files
 from llm_perf_opt.workflows.load_reader import read_measured, read_points
 
 R = TypeVar("R")
@@ -36,6 +38,8 @@ _MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9]
 _SOURCE = re.compile(r"^model:\n(?:  .*\n)*?  source: *(?P<name>random|pretrained) *$", re.MULTILINE)
 _SELFTEST = "ncu_selftest"
 _TEST_AGAIN = "Repeat the run: it counts work of known size before it reads counters"
+RANK_TRACES = "rank*.trace.json*"
+"""Traces of the ranks after the first, next to that of the pass."""
 _LAST_BYTES = 16 * 1024
 
 
@@ -228,6 +232,17 @@ class RunReader:
     def traces(self) -> list[Maybe[RecordedTrace]]:
         """Return the traces of the whole iteration, the preferred one first."""
         return [self.trace(name) for name, file in trace_files(self.folder).items() if file.is_file()]
+
+    def ranks(self) -> Maybe[RanksAnalysis]:
+        """Return the analysis of the torch traces of all ranks, or why there is none."""
+        others = sorted(self.folder.raw("torch").glob(RANK_TRACES))
+        files = [path for path in (self.folder.torch_trace_file, *others) if path.is_file()]
+        if len(files) < 2:
+            return Missing("the run has no traces of several ranks")
+        try:
+            return analyze_rank_files(files, str(self.folder.raw("torch")), use_cache=False).document
+        except LlmPerfError as error:
+            return Missing(f"the traces of the ranks cannot be analyzed: {error.fact}")
 
     def cached_trace(self) -> CachedTrace:
         """Return the first trace with its tables. Raise ParseError if there is none or it cannot be read."""

@@ -44,20 +44,25 @@ class Profiled:
 _OWN_WORK = ("Instrumentation", "Resource")
 
 
-def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path) -> Profiled:
-    """Profile one iteration after a profiler warm-up iteration; write the gzipped Chrome trace to `trace`."""
-    profiled = _profile_gpu if cuda else _profile_cpu
+def profile_iteration(
+    iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path, *, shapes: bool = False
+) -> Profiled:
+    """Profile one iteration after a profiler warm-up iteration; write the gzipped Chrome trace to `trace`.
+
+    `shapes`: record those of inputs whatever the preset, which the sizes of collectives need.
+    """
+    profiled, more = _profile_gpu if cuda else _profile_cpu, {"record_shapes": True} if shapes else {}
     try:
-        return profiled(iterate, preset, trace)
+        return profiled(iterate, preset, trace, more)
     except UnicodeDecodeError:  # with stacks, torch loses the name of a module that is imported meanwhile; now it is imported
-        return profiled(iterate, preset, trace)
+        return profiled(iterate, preset, trace, more)
 
 
-def _profile_cpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: Path) -> Profiled:
+def _profile_cpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: Path, more: dict[str, Any]) -> Profiled:
     """Profile two iterations: the first warms the profiler up and records memory and FLOPs, which lengthens operators."""
     from torch.profiler import ProfilerActivity, profile
 
-    settings = {key: value for key, value in PRESETS[preset].items() if key not in _FIRST_ONLY}
+    settings = {key: value for key, value in PRESETS[preset].items() if key not in _FIRST_ONLY} | more
     with profile(activities=[ProfilerActivity.CPU], **PRESETS[preset]) as first:
         iterate()
     extra = {row.name: row for row in operators(first.key_averages(), preset, cuda=False)} if PRESETS[preset] else {}
@@ -91,11 +96,11 @@ def _no_memory(preset: TorchPreset) -> Missing:
     return Missing(f"the preset {preset} does not record memory; profiling.torch.preset=default does")
 
 
-def _profile_gpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: Path) -> Profiled:
+def _profile_gpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: Path, more: dict[str, Any]) -> Profiled:
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=1), **PRESETS[preset]) as profiler:
+    activities, settings = [ProfilerActivity.CPU, ProfilerActivity.CUDA], PRESETS[preset] | more
+    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=1), **settings) as profiler:
         iterate()
         profiler.step()
         measured = iterate()

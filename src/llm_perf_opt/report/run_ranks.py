@@ -1,0 +1,81 @@
+"""The section of a run's report on its ranks."""
+
+from llm_perf_opt.analysis.rank_run import RankCost, RankRun
+from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.core.rank_records import RankFacts
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.report.document import Block, Column, Paragraph, Section, Table, bullets, cell, count_cell, numbers, when_known
+from llm_perf_opt.report.ranks_document import rank_blocks
+from llm_perf_opt.report.text import duration, flops, mean_count, memory_size
+
+_TOP = 10
+_CLEAN = (
+    "Unprofiled pass. Request is the median of the rank's own times; the time of a repeat in this report is that of the slowest "
+    "rank. Weights is what the rank holds of them. Memory is the peak of its tensors on a GPU, and of its process on a CPU."
+)
+_SHARES = "Of one rank, by the cost model. The decode step is the last one; the cache is that at the end of a request."
+_COLLECTIVES = (
+    "Expected by the cost model and counted in the traces, in prefill and in each decode step. Sent is what a rank sends, if the "
+    "ranks form a ring."
+)
+
+
+def rank_sections(found: RankRun | None) -> list[Section]:
+    """Return the section, or nothing if the run has one rank."""
+    if found is None:
+        return []
+    blocks: list[Block] = [Paragraph(found.shared)] if found.shared else []
+    if found.ranks:
+        blocks += [_clean(found), *when_known("Share of a rank:", found.cost, _cost)]
+    blocks += when_known("Traces of the ranks:", found.traces, lambda traces: rank_blocks(traces, _TOP))
+    if not isinstance(found.traces, Missing) and found.traces.problems:
+        blocks.append(bullets([problem.what for problem in found.traces.problems], "foot"))
+    return [Section("ranks", "Ranks", blocks)]
+
+
+def _clean(found: RankRun) -> Table:
+    names = ("threads", "loaded in", "request", "slowest in", "weights", "memory")
+    columns = [Column("rank"), Column("device"), Column("collectives"), *numbers(*names)]
+    table = Table("rank-times", "Ranks in the unprofiled pass", columns, tools=True, foot=_CLEAN)
+    for entry, last in zip(found.ranks, found.slowest, strict=True):
+        table.add(
+            str(entry.rank),
+            entry.device,
+            entry.backend,
+            count_cell(entry.threads),
+            cell(entry.load_s * 1e9, duration),
+            cell(_median(entry), duration),
+            f"{last} of {len(entry.request_ns)}",
+            cell(entry.weight_bytes, memory_size),
+            cell(_memory(entry), memory_size),
+        )
+    return table
+
+
+def _median(entry: RankFacts) -> Maybe[float]:
+    return percentile(entry.request_ns, 0.5) if entry.request_ns else Missing("no repeat was measured")
+
+
+def _memory(entry: RankFacts) -> Maybe[int]:
+    return entry.process_rss_bytes if entry.device == "cpu" else entry.allocated_bytes
+
+
+def _cost(cost: RankCost) -> list[Block]:
+    shares = Table("rank-share", "Share of one rank", [Column("of"), *numbers("FLOPs", "bytes")], foot=_SHARES)
+    nothing = Missing("not computed from FLOPs")
+    shares.add("weights", nothing, cell(cost.weight_bytes, memory_size))
+    shares.add("KV cache", nothing, cell(cost.kv_cache_bytes, memory_size))
+    shares.add("prefill", cell(cost.prefill_flops, flops), cell(cost.prefill_bytes, memory_size))
+    if cost.step_bytes:
+        shares.add("decode step", cell(cost.step_flops, flops), cell(cost.step_bytes, memory_size))
+    columns = [Column("stage"), Column("collective"), *numbers("expected", "counted", "sent")]
+    counts = Table("rank-collectives", "Collectives per step", columns, foot=_COLLECTIVES)
+    for line in cost.collectives:
+        counts.add(
+            line.stage,
+            line.kind,
+            count_cell(line.expected),
+            cell(line.counted, mean_count),
+            cell(line.sent_bytes, memory_size),
+        )
+    return [shares, counts]
