@@ -2,15 +2,16 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from llm_perf_opt.analysis.energy import Energy as Energy
+from llm_perf_opt.analysis.energy import Window, by_device, energy_of
+from llm_perf_opt.analysis.energy import measured_window as measured_window
 from llm_perf_opt.analysis.limits.hardware import devices_of
-from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, GpuSample, Telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.core.units import duration
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 S = TypeVar("S", GpuSample, CpuSample, ExporterReading)
@@ -19,8 +20,6 @@ NEIGHBOR_PROCESSORS = 0.25
 """Other processes that use more processors than this cause a warning."""
 NEIGHBOR_GPU_PCT = 5
 """A GPU that is busier than this before the run causes a warning."""
-INTERVALS_PER_STAGE = 2
-"""The energy of a stage shorter than this many sampling intervals is unknown."""
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -29,21 +28,6 @@ THROTTLE_REASONS = {
     0x80: "hardware power brake",
 }
 """Bits of NVML's clock-event reasons that mean throttling; idle and application clocks are not among them."""
-
-Window = tuple[int, int]
-Point = tuple[int, float]
-
-
-@dataclass(frozen=True)
-class Energy:
-    """Energy of a window, from both sources of the driver. They can disagree, so both are shown."""
-
-    window: str
-    seconds: float
-    from_counter_j: Maybe[float]
-    """Difference of the driver's energy counter over the window."""
-    from_power_j: Maybe[float]
-    """Integral of the power readings over the window."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +87,8 @@ def summarize_telemetry(telemetry: Telemetry, timings: CleanTimings) -> Telemetr
     gpu = _inside(telemetry.gpu, window)
     cpu = _inside(telemetry.cpu, window)
     return TelemetrySummary(
-        readings=(*_gpu_readings(gpu), *_cpu_readings(cpu)),
-        energy=_energy(telemetry, timings, window),
+        readings=(*_readings_by_device(gpu), *_cpu_readings(cpu)),
+        energy=energy_of(telemetry, timings, window),
         note=f"No GPU readings: {telemetry.header.gpu_note}." if telemetry.header.gpu_note else "",
         warnings=(
             *_throttling(gpu),
@@ -118,22 +102,19 @@ def summarize_telemetry(telemetry: Telemetry, timings: CleanTimings) -> Telemetr
     )
 
 
-def measured_window(timings: CleanTimings) -> Window:
-    """Return the window from the start of the first repeat to the end of the last, including pauses between them."""
-    first, last = timings.iterations[0], timings.iterations[-1]
-    return first.started_ns, last.started_ns + last.wall_ns
-
-
 def _inside(samples: Sequence[S], window: Window) -> list[S]:
     return [sample for sample in samples if window[0] <= sample.at_ns <= window[1]]
 
 
 def _one_of_several(telemetry: Telemetry, timings: CleanTimings) -> list[RunWarning]:
-    """Warn if the model ran on several devices: the sampler reads only one."""
-    devices = devices_of(timings)
-    if devices == 1 or not telemetry.gpu:
+    """Warn if the model ran on more devices than the sampler read."""
+    devices, sampled = devices_of(timings), len(by_device(telemetry.gpu))
+    if sampled >= devices or not telemetry.gpu:
         return []
-    words = f"The model ran on {devices} devices, but only one was sampled: power, energy and memory are those of that device."
+    some = "only one was sampled: power, energy and memory are those of that device"
+    if sampled > 1:
+        some = f"only {sampled} were sampled: power, energy and memory are those of these devices"
+    words = f"The model ran on {devices} devices, but {some}."
     return [RunWarning(WarningId.ONE_OF_SEVERAL_WATCHED, words)]
 
 
@@ -151,6 +132,16 @@ def _reading(name: str, unit: str, samples: Sequence[S], value: Callable[[S], Ma
 
 def _scaled(value: Maybe[int], factor: float) -> Maybe[float]:
     return value if isinstance(value, Missing) else value * factor
+
+
+def _readings_by_device(samples: Sequence[GpuSample]) -> list[Reading]:
+    """Return the readings of each GPU; of several, with the number of the GPU in their names."""
+    found = by_device(samples)
+    if len(found) < 2:
+        return _gpu_readings(samples)
+    return [
+        replace(reading, name=f"{reading.name}, GPU {device}") for device, own in found.items() for reading in _gpu_readings(own)
+    ]
 
 
 def _gpu_readings(samples: Sequence[GpuSample]) -> list[Reading]:
@@ -232,8 +223,9 @@ def device_busy_share(telemetry: Maybe[Telemetry], timings: CleanTimings) -> May
         return telemetry
     if not timings.model.device.startswith("cuda"):
         return Missing("the model ran on the CPU")
-    if devices_of(timings) > 1:
-        return Missing(f"only one of {devices_of(timings)} devices was sampled")
+    devices = max(len(by_device(telemetry.gpu)), 1)
+    if devices_of(timings) > devices:
+        return Missing(f"only {'one' if devices == 1 else devices} of {devices_of(timings)} devices was sampled")
     if not timings.iterations:
         return Missing("no iteration was measured")
     begin, end = measured_window(timings)
@@ -243,7 +235,7 @@ def device_busy_share(telemetry: Maybe[Telemetry], timings: CleanTimings) -> May
         return Missing("other processes shared the GPU while it was sampled")
     answers = [sample.gpu_utilisation_pct for sample in samples]
     known = [answer for answer in answers if not isinstance(answer, Missing)]
-    covered_s = len(known) * telemetry.header.interval_s
+    covered_s = len(known) * telemetry.header.interval_s / devices
     if (
         len(known) < LEAST_READINGS
         or covered_s < LEAST_REQUESTS * percentile([it.wall_ns for it in timings.iterations], 0.5) / 1e9
@@ -251,91 +243,6 @@ def device_busy_share(telemetry: Maybe[Telemetry], timings: CleanTimings) -> May
         why = next((answer.why for answer in answers if isinstance(answer, Missing)), "")
         return Missing(why or f"the repeats were too short for the sampler: only {len(known)} readings lie within them")
     return sum(known) / len(known) / 100
-
-
-# --- energy -----------------------------------------------------------------------------------------------------------
-
-
-def _energy(telemetry: Telemetry, timings: CleanTimings, window: Window) -> tuple[Energy, ...]:
-    if not telemetry.gpu:
-        why = Missing(f"no GPU readings: {telemetry.header.gpu_note or 'none were taken'}")
-        return (Energy("measured repeats", (window[1] - window[0]) / 1e9, why, why),)
-    prefill = [(it.started_ns, it.started_ns + it.prefill_ns) for it in timings.iterations]
-    decode = [(it.started_ns + it.prefill_ns, it.started_ns + it.total_ns) for it in timings.iterations if it.steps_ns]
-    rows = [_energy_of("measured repeats", telemetry, [window], resolved=True)]
-    unavailable = stages_unavailable(timings)
-    if unavailable is not None:
-        seconds = (window[1] - window[0]) / 1e9
-        return (*rows, *[Energy(f"{name}, all repeats", seconds, unavailable, unavailable) for name in ("prefill", "decode")])
-    for name, windows in (("prefill, all repeats", prefill), ("decode, all repeats", decode)):
-        if windows:
-            shortest = min(end - begin for begin, end in windows) / 1e9
-            resolved = shortest >= INTERVALS_PER_STAGE * telemetry.header.interval_s
-            rows.append(_energy_of(name, telemetry, windows, resolved))
-    return tuple(rows)
-
-
-def _energy_of(name: str, telemetry: Telemetry, windows: Sequence[Window], resolved: bool) -> Energy:
-    seconds = sum(end - begin for begin, end in windows) / 1e9
-    if not resolved:
-        shortest = min(end - begin for begin, end in windows)
-        why = Missing(
-            f"it lasts {duration(shortest, 3)}, less than {INTERVALS_PER_STAGE} sampling intervals of "
-            f"{telemetry.header.interval_s * 1e3:g} ms"
-        )
-        return Energy(name, seconds, why, why)
-    return Energy(
-        name,
-        seconds,
-        _summed(_points(telemetry.gpu, lambda sample: sample.energy_mj), windows, _difference),
-        _summed(_points(telemetry.gpu, lambda sample: sample.power_mw), windows, _integral),
-    )
-
-
-def _points(samples: Sequence[GpuSample], thousandths: Callable[[GpuSample], Maybe[int]]) -> Maybe[list[Point]]:
-    """Return the available readings in W or J, or the driver's reason if there are none."""
-    answers = [(sample.at_ns, thousandths(sample)) for sample in samples]
-    points = [(at, value * 1e-3) for at, value in answers if not isinstance(value, Missing)]
-    return points or next(value for _, value in answers if isinstance(value, Missing))
-
-
-def _summed(
-    points: Maybe[list[Point]], windows: Sequence[Window], of: Callable[[Sequence[Point], Window], Maybe[float]]
-) -> Maybe[float]:
-    if isinstance(points, Missing):
-        return points
-    total = 0.0
-    for window in windows:
-        part = of(points, window)
-        if isinstance(part, Missing):
-            return part
-        total += part
-    return total
-
-
-def _at(points: Sequence[Point], moment: int) -> Maybe[float]:
-    """Return the value at a moment by linear interpolation."""
-    for (t0, v0), (t1, v1) in itertools.pairwise(points):
-        if t0 <= moment <= t1:
-            return v0 if t1 == t0 else v0 + (v1 - v0) * (moment - t0) / (t1 - t0)
-    return Missing("the readings do not cover the window")
-
-
-def _difference(points: Sequence[Point], window: Window) -> Maybe[float]:
-    begin, end = _at(points, window[0]), _at(points, window[1])
-    if isinstance(begin, Missing) or isinstance(end, Missing):
-        return begin if isinstance(begin, Missing) else end
-    return end - begin
-
-
-def _integral(points: Sequence[Point], window: Window) -> Maybe[float]:
-    """Return the integral by the trapezoidal rule, cut exactly at the ends of the window."""
-    begin, end = _at(points, window[0]), _at(points, window[1])
-    if isinstance(begin, Missing) or isinstance(end, Missing):
-        return begin if isinstance(begin, Missing) else end
-    inner = [point for point in points if window[0] < point[0] < window[1]]
-    corners = [(window[0], begin), *inner, (window[1], end)]
-    return sum((t1 - t0) * 1e-9 * (v0 + v1) / 2 for (t0, v0), (t1, v1) in itertools.pairwise(corners))
 
 
 # --- warnings ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Profile a model, or a sweep."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -70,6 +71,7 @@ def run(
     options.
     """
     note_debug(debug)
+    _refuse_ranks(overrides or [])
     given = _settings(overrides or [])
     if plan and (not multirun or resume or point or dry_run):
         raise ConfigError("--plan writes the plan of a new sweep.", "Use `llm-perf run -m --plan KEY=A,B …`.")
@@ -81,6 +83,18 @@ def run(
             _sweep(given, config_dir, resume, plan=plan, dry_run=dry_run, quiet=quiet, as_json=as_json)
         else:
             _one(given, config_dir, dry_run=dry_run, quiet=quiet, as_json=as_json)
+
+
+def _refuse_ranks(overrides: list[str]) -> None:
+    """Raise if torchrun has started this command several times: each would make its own run, and all would compete."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not size.isdecimal() or int(size) < 2:
+        return
+    kept = [text for text in overrides if not text.startswith("runtime.tensor_parallel=")]
+    raise ConfigError(
+        f"torchrun started this command {size} times, which would make {size} competing runs: llm-perf starts the ranks itself.",
+        f"Without torchrun: {shlex.join(['llm-perf', 'run', *kept, f'runtime.tensor_parallel={size}'])}",
+    )
 
 
 def _settings(overrides: list[str]) -> list[str]:

@@ -80,7 +80,10 @@ def _check_ranks(config: RunConfig) -> None:
     excluded = {
         f"runtime.compile={runtime.compile}": (runtime.compile != "none", "Use runtime.compile=none."),
         f"runtime.quantization={runtime.quantization}": (runtime.quantization != "none", "Use runtime.quantization=none."),
-        "profiling.ncu": (profiling.ncu.enable, "ncu repeats kernels, which collectives do not allow. Use profiling=nsys or minimal."),
+        "profiling.ncu": (
+            profiling.ncu.enable,
+            "ncu repeats kernels, which collectives do not allow. Use profiling=nsys or minimal.",
+        ),
     }
     for setting, (given, remedy) in excluded.items():
         if given:

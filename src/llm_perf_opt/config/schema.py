@@ -140,7 +140,7 @@ class HardwareConfig:
     bandwidth_gbs: float | None
     """Memory bandwidth in GB/s. Requires peak_tflops."""
     threads: int | None = None
-    """CPU threads of torch, in each rank; None: one per CPU of `cpus`, or torch decides if there are none. Ranks share the CPUs."""
+    """CPU threads of torch, in each rank; None: one per CPU of `cpus`, or torch decides. Ranks divide the CPUs."""
     cpus: str | None = None
     """The CPUs that the measured process may run on, such as 0-3,8; None: all that are allowed."""
     wait_policy: WaitPolicy = "auto"

@@ -28,7 +28,9 @@ class GpuSample:
     energy_mj: Maybe[int]
     """The energy counter of the driver."""
     processes: Maybe[int]
-    """Compute processes on the device, including the measured one."""
+    """Compute processes on the device; those of the measured program count as one."""
+    device: int = 0
+    """Index of the GPU."""
 
 
 @dataclass(frozen=True)

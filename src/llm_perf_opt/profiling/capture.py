@@ -7,6 +7,7 @@ from typing import Literal
 
 from llm_perf_opt import __version__
 from llm_perf_opt.config.composition import Composed, config_to_yaml
+from llm_perf_opt.config.parallel import ranks_of
 from llm_perf_opt.config.passes import known_passes, planned_passes
 from llm_perf_opt.config.runtimes import runtime_named
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ResourceError, interrupted
@@ -27,7 +28,7 @@ def capture(composed: Composed, command: Sequence[str], listener: Listener) -> t
     folder = RunFolder.create(composed.run_dir)
     names, hardware = planned_passes(config), config.hardware
     plan = Capture(folder, listener, names, config.profiling, config, None, hardware.device, hardware.device_index)
-    waiting = decide(hardware, gpu=plan.gpu)
+    waiting = decide(hardware, gpu=plan.gpu, ranks=ranks_of(config))
     plan = replace(plan, variables=waiting.variables)
 
     def prepare() -> None:

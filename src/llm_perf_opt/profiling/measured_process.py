@@ -2,15 +2,18 @@
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import yaml
 
+from llm_perf_opt.config.parallel import devices_used
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
 from llm_perf_opt.core.records import Missing, PassRecord
-from llm_perf_opt.core.run_folder import read_mapping, write_whole
+from llm_perf_opt.core.run_folder import RunFolder, read_mapping, write_whole
 from llm_perf_opt.profiling import python_program
-from llm_perf_opt.profiling.passes import Capture, begin_pass, plain_run, run_alone, run_measured
-from llm_perf_opt.profiling.vendor.launch import Companion
+from llm_perf_opt.profiling.passes import Capture, PassPlan, Run, begin_pass, plain_run, run_alone, run_measured
+from llm_perf_opt.profiling.vendor.child import OnMessage
+from llm_perf_opt.profiling.vendor.launch import Companion, Finished
 from llm_perf_opt.runners.measure import nvml
 from llm_perf_opt.runners.measure.gpu import gpu_count
 
@@ -22,7 +25,8 @@ def launch(capture: Capture) -> None:
     sampler_error = sampler if isinstance(sampler, LlmPerfError) else None
     try:
         run = plain_run(lambda pid: sampler.tell(str(pid)) if isinstance(sampler, Companion) else None)
-        run_measured(capture, "clean", run=run)
+        told = _telling(run, sampler) if isinstance(sampler, Companion) else run
+        run_measured(capture, "clean", run=told)
     finally:
         if isinstance(sampler, Companion):
             sampler_error = _stop_sampler(capture, sampler)
@@ -31,6 +35,20 @@ def launch(capture: Capture) -> None:
             write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
     if sampler_error is not None:
         raise sampler_error
+
+
+def _telling(run: Run, sampler: Companion) -> Run:
+    """Return a `Run` that tells the sampler which processes the child has started: ranks, or workers of an engine."""
+
+    def told(plan: PassPlan, folder: RunFolder, on_message: OnMessage) -> Finished:
+        def listen(message: dict[str, Any]) -> None:
+            if message.get("event") == "workers":
+                sampler.tell(" ".join(f"+{pid}" for pid in message.get("pids", ()) if isinstance(pid, int)))
+            on_message(message)
+
+        return run(plan, folder, listen)
+
+    return told
 
 
 def launch_program(capture: Capture) -> None:
@@ -50,7 +68,9 @@ def _start_sampler(capture: Capture) -> Companion | LlmPerfError:
     """Start the sampler. Telemetry is optional: if it cannot start, the run continues and reports the error at its end."""
     folder = capture.folder
     gpus = Missing("the run is on the CPU") if capture.device == "cpu" else gpu_count()
-    gpu = "none" if isinstance(gpus, Missing) or gpus == 0 else str(capture.device_index)
+    used = devices_used(capture.config) if capture.config else 1
+    wanted = range(capture.device_index, capture.device_index + used)
+    gpu = "none" if isinstance(gpus, Missing) or gpus == 0 else ",".join(map(str, wanted))
     argv = [sys.executable, "-m", nvml.__name__, "--out", str(folder.telemetry_file)]
     argv += ["--interval", str(capture.profiling.nvml.interval_s), "--gpu", gpu]
     argv += ["--prometheus", capture.profiling.nvml.prometheus] if capture.profiling.nvml.prometheus else []

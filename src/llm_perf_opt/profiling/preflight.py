@@ -15,6 +15,8 @@ import msgspec
 
 from llm_perf_opt.analysis.cost_model.cost import Formats, kv_cache_bytes, weight_bytes
 from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.cost_model.sharding import Plan, device_stages
+from llm_perf_opt.config.parallel import ranks_of, ranks_on_device
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import HardwareConfig, ModelConfig, RunConfig, RuntimeConfig
 from llm_perf_opt.core.compiler import INSTALL, compiler_problem
@@ -25,6 +27,7 @@ from llm_perf_opt.runners.cpus import check_cpus
 from llm_perf_opt.runners.measure.device import TorchBuild, check_available, most_cuda_devices, torch_build
 from llm_perf_opt.runners.measure.gpu import gpu_size
 from llm_perf_opt.runners.models import check_position_count, device_request, gib
+from llm_perf_opt.runners.tensor_parallel import check_heads
 from llm_perf_opt.runners.vision_families import FAMILIES, images_refused
 from llm_perf_opt.traces.prometheus import read_prometheus
 from llm_perf_opt.workspace.data.images import check_images
@@ -65,6 +68,8 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
         machine.check_available(config.hardware)
         if not traits_of(config.runtime.type).engine:  # an engine manages its memory itself and may use several devices
             _check_attention(config.runtime)
+            if ranks_of(config) > 1:
+                _check_heads(fields, ranks_of(config))
             machine.check_size(config, fields)
             machine.check_compiler(config)
 
@@ -107,8 +112,14 @@ class _Machine:
         return most_cuda_devices(self._build)
 
     def check_available(self, hardware: HardwareConfig) -> None:
-        """Raise if the GPU that is requested by name or index does not exist."""
+        """Raise if the GPU that is requested by name or index does not exist, or there are fewer than requested."""
         count = self._cuda_devices
+        if count and hardware.devices is not None and hardware.device_index + hardware.devices > count:
+            raise ResourceError(
+                f"hardware.devices={hardware.devices} needs GPUs {hardware.device_index} to "
+                f"{hardware.device_index + hardware.devices - 1}, but there {'is one' if count == 1 else f'are {count}'}.",
+                "To place several ranks on one GPU, which is no test of speed, use hardware=single_gpu.",
+            )
         if count is not None and (
             hardware.device == "cuda" or (hardware.device == "auto" and 0 < count <= hardware.device_index)
         ):
@@ -185,6 +196,12 @@ def _check_positions(config: RunConfig, fields: Mapping[str, Any]) -> None:
     check_position_count(text.get(name), _least_prompt(config), config.runtime.num_new_tokens)
 
 
+def _check_heads(fields: Mapping[str, Any], ranks: int) -> None:
+    """Raise if the attention heads cannot be divided among the ranks."""
+    inner = fields.get("text_config")
+    check_heads(inner if isinstance(inner, Mapping) else fields, ranks)
+
+
 def _check_images(config: RunConfig, fields: Mapping[str, Any]) -> None:
     """Raise if images are requested from a runtime that takes token ids only."""
     seeing = str(fields.get("model_type")) in FAMILIES and config.dataset.images
@@ -207,16 +224,20 @@ def _check_attention(runtime: RuntimeConfig) -> None:
 
 
 def _sizes(config: RunConfig, fields: Mapping[str, Any], dtype: str) -> tuple[int, int] | None:
-    """Return the bytes of the weights and of the cache of one request, counted by the cost model.
+    """Return the bytes of the weights and of the cache of one request on a device, counted by the cost model.
 
     None for a model type that it does not know, and for quantized weights.
     """
     if config.model.source == "pretrained" and fields.get("quantization_config"):
         return None
-    formats = Formats(weights=dtype, kv=dtype)
+    formats, ranks, together = Formats(weights=dtype, kv=dtype), ranks_of(config), ranks_on_device(config)
     cached = _least_prompt(config) + config.runtime.num_new_tokens - 1  # the last token is not fed back
     try:
         architecture = architecture_of(fields)
+        if ranks > 1:  # what the ranks of one device hold
+            part = device_stages(architecture, Plan(tp=ranks))[0]
+            held = part.kv_cache_bytes(config.runtime.batch_size, cached, formats)
+            return together * part.weight_bytes(formats), together * held
         return weight_bytes(architecture, formats), kv_cache_bytes(architecture, config.runtime.batch_size, cached, formats)
     except ConfigError:
         return None

@@ -51,7 +51,7 @@ class WaitDecision:
         return {**asdict(self), "others": others}
 
 
-def decide(hardware: HardwareConfig, *, gpu: bool) -> WaitDecision:
+def decide(hardware: HardwareConfig, *, gpu: bool, ranks: int = 1) -> WaitDecision:
     """Return the wait policy: as set, or passive if other processes use the processors that the threads need."""
     if hardware.wait_policy != "auto":
         return WaitDecision(hardware.wait_policy, "set by hardware.wait_policy", Missing("not sampled"), 0.0)
@@ -65,7 +65,8 @@ def decide(hardware: HardwareConfig, *, gpu: bool) -> WaitDecision:
     time.sleep(SAMPLE_S)
     others, seconds = sample.cpus(), round(sample.seconds, 3)
     usable = len(pinned) if pinned else usable_cpus()
-    threads = default_threads(hardware.cpus, hardware.threads) or usable
+    threads = (hardware.threads or max(1, usable // ranks)) * ranks if ranks > 1 else None
+    threads = threads or default_threads(hardware.cpus, hardware.threads) or usable
     if others > BUSY_PROCESSORS and threads > 1 and threads + others > usable:
         why = f"other processes used {others:.2f} of {usable} processors, and the run uses {threads} threads"
         return WaitDecision("passive", why, others, seconds)

@@ -237,7 +237,7 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
 def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Figure, str]]:
     """Return the readings over time since the first repeat, with each prefill shaded, and a note on what is left out."""
     begin, end = measured_window(timings)
-    rows = _gpu_rows(samples.gpu) if samples.gpu else _cpu_rows(samples.cpu)
+    rows = _rows_by_device(samples.gpu) if samples.gpu else _cpu_rows(samples.cpu)
     rows = [(name, unit, points) for name, unit, points in rows if points]
     if not rows:
         return Missing(samples.header.gpu_note or "the sampler took no readings")
@@ -294,6 +294,20 @@ def _shading(timings: CleanTimings, begin: int, end: int) -> list[Figure]:
 
 
 Row = tuple[str, str, list[tuple[int, float]]]
+
+
+def _rows_by_device(samples: Sequence[GpuSample]) -> list[Row]:
+    """Return the readings of each GPU; of several, only power and utilization."""
+    devices = sorted({sample.device for sample in samples})
+    if len(devices) == 1:
+        return _gpu_rows(samples)
+    found = {device: _gpu_rows([sample for sample in samples if sample.device == device]) for device in devices}
+    return [
+        (f"{name}, GPU {device}", unit, points)
+        for device, rows in found.items()
+        for name, unit, points in rows
+        if name in ("GPU power", "GPU utilization")
+    ]
 
 
 def _gpu_rows(samples: Sequence[GpuSample]) -> list[Row]:

@@ -1,6 +1,7 @@
 """The section of a run's report on its ranks."""
 
 from llm_perf_opt.analysis.rank_run import RankCost, RankRun
+from llm_perf_opt.analysis.ranks.document import RanksAnalysis
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.rank_records import RankFacts
 from llm_perf_opt.core.records import Maybe, Missing
@@ -27,10 +28,13 @@ def rank_sections(found: RankRun | None) -> list[Section]:
     blocks: list[Block] = [Paragraph(found.shared)] if found.shared else []
     if found.ranks:
         blocks += [_clean(found), *when_known("Share of a rank:", found.cost, _cost)]
-    blocks += when_known("Traces of the ranks:", found.traces, lambda traces: rank_blocks(traces, _TOP))
-    if not isinstance(found.traces, Missing) and found.traces.problems:
-        blocks.append(bullets([problem.what for problem in found.traces.problems], "foot"))
+    blocks += when_known("Traces of the ranks:", found.traces, _traced)
     return [Section("ranks", "Ranks", blocks)]
+
+
+def _traced(traces: RanksAnalysis) -> list[Block]:
+    problems = [problem.what for problem in traces.problems]
+    return [*rank_blocks(traces, _TOP), *([bullets(problems, "foot")] if problems else [])]
 
 
 def _clean(found: RankRun) -> Table:

@@ -63,7 +63,8 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
     ]
     if not isinstance(timings, Missing):
         framework = ", ".join(f"{name} {version}" for name, version in timings.framework.items())
-        rows.append(("Measured process", f"{framework}, {timings.threads} threads{_host_words(timings.host)}"))
+        each = f" in each of {len(timings.ranks)} ranks" if timings.ranks else ""
+        rows.append(("Measured process", f"{framework}, {timings.threads} threads{each}{_host_words(timings.host)}"))
         rows += _runtime_rows(timings)
     return rows
 

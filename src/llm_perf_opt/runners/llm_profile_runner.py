@@ -23,10 +23,10 @@ import yaml
 from llm_perf_opt.analysis.overhead import without_profiler_events
 from llm_perf_opt.config.composition import config_from_mapping
 from llm_perf_opt.config.parallel import ranks_of
-from llm_perf_opt.config.schema import PYTORCH, RunConfig
+from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.engine_records import ChangedEngine
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
-from llm_perf_opt.core.records import CleanTimings, Iteration, Missing, TorchPass, WrappedPass
+from llm_perf_opt.core.records import Iteration, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
@@ -34,9 +34,8 @@ from llm_perf_opt.runners.alone import outlive_nsys, requested, shown_errors, wr
 from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send, send_workers
 from llm_perf_opt.runners.clean_records import inputs_record, timings_record
 from llm_perf_opt.runners.measure.annotations import StageMarker, around_forward, marked, marked_for_guides, unmarked
-from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.host_load import HostWatch
-from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
+from llm_perf_opt.runners.measure.meter import Effort, Meter, Progress, RequestMeter
 from llm_perf_opt.runners.measure.rank_meter import RankMeter
 from llm_perf_opt.runners.measure.torch_profiler import Profiled, profile_engine
 from llm_perf_opt.runners.rank_group import RankGroup
@@ -300,6 +299,7 @@ def run_pass(
 
 
 def read_config(path: Path) -> RunConfig:
+    """Return the configuration in a run's config.yaml."""
     try:
         values = yaml.safe_load(read_text(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:

@@ -249,7 +249,7 @@ def build_model(
 
 
 def _split_over(ranks: int) -> Any:
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     return DistributedConfig(tp_size=ranks, tp_plan="auto")
 

@@ -15,8 +15,8 @@ from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.models import device_name
-from llm_perf_opt.runners.rank_group import RankGroup
 from llm_perf_opt.runners.quantization import quantize_linear_layers, quantized_bytes
+from llm_perf_opt.runners.rank_group import RankGroup
 from llm_perf_opt.runners.tensor_parallel import check_heads, held_bytes, loads_shards, split_model
 from llm_perf_opt.runners.vision_inputs import forward_arguments
 from llm_perf_opt.workspace.data.prompts import Prompts
@@ -266,8 +266,8 @@ def _split(request: RunnerRequest, group: RankGroup) -> PyTorchRunner:
 
 
 _RANK_NOTE = (
-    "{} ranks share every layer (tensor parallelism, transformers' plan of the family) and exchange results with {}. The time of a "
-    "request is that of the slowest rank; ranks wait for each other before every request."
+    "{} ranks share every layer (tensor parallelism, transformers' plan of the family) and exchange results with {}. The time of "
+    "a request is that of the slowest rank; ranks wait for each other before every request."
 )
 
 

@@ -58,6 +58,7 @@ class RankGroup:
         """Create the process group of the model's collectives. GPUs with one rank each use NCCL, everything else gloo."""
         import torch
         import torch.distributed as dist
+        from torch._C._distributed_c10d import PrefixStore
 
         self.wait_for_all("the start of the ranks")
         self.backend = "nccl" if device.type == "cuda" and not self.shared_device else "gloo"
@@ -65,7 +66,7 @@ class RankGroup:
             torch.cuda.set_device(device)
         dist.init_process_group(
             self.backend,
-            store=dist.PrefixStore("collectives", self.store),
+            store=PrefixStore("collectives", self.store),
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=self.timeout_s),
@@ -108,14 +109,14 @@ class RankGroup:
 
 def open_group(config: RunConfig, rank: int, meeting: Path) -> RankGroup:
     """Return the group of a rank; `meeting` is an empty folder that all ranks of the run know."""
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     limit = config.runtime.rank_timeout_s
     send("phase", text=f"rank {rank} waits for the others")
     if rank == 0:
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         port = listener.getsockname()[1]
-        store = dist.TCPStore(
+        store = TCPStore(
             "127.0.0.1",
             port,
             is_master=True,
@@ -126,7 +127,7 @@ def open_group(config: RunConfig, rank: int, meeting: Path) -> RankGroup:
         write_whole(meeting / _PORT_FILE, str(port).encode())
     else:
         port = _port(meeting / _PORT_FILE, limit)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=limit), wait_for_workers=False)
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=limit), wait_for_workers=False)
     return RankGroup(rank, ranks_of(config), limit, ranks_on_device(config) > 1, store)
 
 

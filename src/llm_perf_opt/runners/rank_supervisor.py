@@ -175,7 +175,7 @@ class _Watch:
             raise self._failure()
         late = None if self._interrupted else self._late(time.monotonic())
         if late is not None:
-            raise self._hanging([late], f"the others have waited for it for {self._limit_s:g} s")
+            raise self._hanging([late], f"the others have waited for it for {self._limit_s:g} s.")
 
     def _late(self, now: float) -> Rank | None:
         """Return a rank that has been behind another for too long."""
@@ -232,7 +232,7 @@ class _Watch:
         rank = hanging[0]
         who = f"Rank {rank.number}" if len(hanging) == 1 else f"Ranks {', '.join(str(each.number) for each in hanging)}"
         return CaptureError(
-            f"{who} of {len(self._ranks)} {'hangs' if len(hanging) == 1 else 'hang'} ({rank.doing}): {why}. {self._details(rank)}",
+            f"{who} of {len(self._ranks)} {'hangs' if len(hanging) == 1 else 'hang'} ({rank.doing}): {why} {self._details(rank)}",
             f"See {rank.log.name}: it ends with the stack of the rank. If it only needs longer, raise runtime.rank_timeout_s.",
         )
 

@@ -184,7 +184,8 @@ def _prompts(
         raise images_refused(config)
     if images is not None and ranks is not None:
         raise ConfigError(
-            f"runtime.tensor_parallel={ranks.size}: prompts with images are not supported.", "Set dataset.images=0, or use one rank."
+            f"runtime.tensor_parallel={ranks.size}: prompts with images are not supported.",
+            "Set dataset.images=0, or use one rank.",
         )
     if dataset.kind == "synthetic" or (dataset.kind == "image_folder" and dataset.prompt is None):
         check_size(runtime.prompt_tokens)  # before the ids are drawn: there may be billions

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-_CUT = ("colwise", "rowwise", "packed_colwise", "packed_rowwise", "embedding_rowwise", "embedding_colwise", "colwise_gather_output")
+_CUT = ("colwise", "rowwise", "packed_colwise", "packed_rowwise", "embedding_rowwise", "colwise_gather_output", "colwise_rep")
 """Styles of a plan that divide the weight among the ranks."""
 
 
@@ -99,11 +99,12 @@ def _cut(model: "PreTrainedModel", device: "torch.device", group: RankGroup) -> 
     tied = _tied(model)
     kind = next(model.parameters()).device.type
     mesh = DeviceMesh(kind, list(range(group.size)), mesh_dim_names=("tp",))
-    split: PreTrainedModel = apply_tensor_parallelism(model, mesh, plan)
+    split: Any = apply_tensor_parallelism(model, mesh, plan)
     for first, *others in tied:
         for other in others:
             _tie(split, first, other)
-    return split.to(device) if kind != device.type else split
+    placed: PreTrainedModel = split.to(device) if kind != device.type else split
+    return placed
 
 
 def _tied(model: "PreTrainedModel") -> list[list[str]]:

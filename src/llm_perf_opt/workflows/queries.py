@@ -224,7 +224,7 @@ _TYPES = {
     "half_flops double, dram_read_bytes double, dram_write_bytes double, sm_pct double, dram_pct double, occupancy_pct double, "
     "waves double",
     "samples": "at_ns bigint, power_mw bigint, sm_clock_mhz bigint, memory_clock_mhz bigint, temperature_c bigint, "
-    "gpu_utilisation_pct bigint, memory_used_bytes bigint, throttle_bits bigint, energy_mj bigint",
+    "gpu_utilisation_pct bigint, memory_used_bytes bigint, throttle_bits bigint, energy_mj bigint, device bigint",
 }
 """Table → columns. A missing value is NULL."""
 RUN_TABLES = tuple(_TYPES)

@@ -50,7 +50,7 @@ class RankRead(msgspec.Struct, frozen=True):
 def read_rank(source: Path, *, use_cache: bool, with_analysis: bool) -> RankRead:
     """Return what the trace of a rank contributes; an incomplete trace contributes its problems only."""
     from llm_perf_opt.traces.health import examined
-    from llm_perf_opt.workflows.analyze_trace import readable_file
+    from llm_perf_opt.workflows.nsys_exports import readable_file
 
     file, notes = readable_file(source, use_cache)
     stages = _Stages()

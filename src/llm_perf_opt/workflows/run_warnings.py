@@ -153,6 +153,7 @@ def assumptions_of(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
         found.append(
             f"Prompts of different lengths are padded on the left: {padding} padding tokens are computed and not counted."
         )
+    found += runtime.notes if runtime is not None else ()
     if timings.clock == "cuda events":
         found.append("Steps are timed with CUDA events on the device; nothing waits for the device between steps.")
     return tuple(found)

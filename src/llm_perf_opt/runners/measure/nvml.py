@@ -1,8 +1,9 @@
 """The telemetry sampler, a separate process next to the unprofiled pass.
 
-`python -m llm_perf_opt.runners.measure.nvml --out FILE --interval S --gpu N|none [--prometheus FILE]` writes one JSON line per
+`python -m llm_perf_opt.runners.measure.nvml --out FILE --interval S --gpu N,M|none [--prometheus FILE]` writes one JSON line per
 reading. The file of an exporter is read whenever it has changed.
-A line on standard input is the pid to watch; end of input ends the sampler, so it cannot outlive its parent.
+A line on standard input is the pid to watch, `+PID` another that belongs to it; end of input ends the sampler, so it cannot
+outlive its parent.
 """
 
 import argparse
@@ -11,6 +12,8 @@ import os
 import select
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,6 +54,13 @@ class HostReader:
         except psutil.Error:
             self._root = None
         self._look()
+
+    def add(self, pid: int) -> None:
+        """Watch this process too."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            process.cpu_percent()
+            self._watched.setdefault(pid, process)
 
     def sample(self, at_ns: int) -> CpuSample:
         """Return CPU use in percent of one CPU, and the memory of the watched processes."""
@@ -106,14 +116,13 @@ class ExporterFile:
         return ExporterReading(at_ns, stamp[0], found.series, found.kinds, found.note)
 
 
-def run(out: Path, interval_s: float, gpu_index: int | None, prometheus: Path | None = None) -> None:
-    """Sample until standard input ends."""
+def run(out: Path, interval_s: float, gpus: Sequence[int], prometheus: Path | None = None) -> None:
+    """Sample the host and these GPUs until standard input ends."""
     with (
         out.open("wb") as file,
-        nvml() if gpu_index is not None else contextlib.nullcontext(Missing("the run is on the CPU")) as library,
+        nvml() if gpus else contextlib.nullcontext(Missing("the run is on the CPU")) as library,
     ):
-        handle: Maybe[Any] = library if isinstance(library, Missing) else handle_of(library, gpu_index or 0)
-        note = str(handle.why) if isinstance(handle, Missing) else ""
+        handles, note = _handles(library, gpus)
         _write(file, header=TelemetryHeader(interval_s, usable_cpus(), note))
         host = HostReader()
         exporter = ExporterFile(prometheus) if prometheus else None
@@ -122,11 +131,20 @@ def run(out: Path, interval_s: float, gpu_index: int | None, prometheus: Path | 
         while _wait(host, due):
             now = time.monotonic_ns()
             _write(file, cpu=host.sample(now))
-            if not isinstance(handle, Missing):
-                _write(file, gpu=sample(library, handle, time.monotonic_ns(), host.pids))
+            for index, handle in handles.items():
+                _write(file, gpu=replace(sample(library, handle, time.monotonic_ns(), host.pids), device=index))
             if exporter and (reading := exporter.changed(time.monotonic_ns())):
                 _write(file, exporter=reading)
             due = max(due + interval_s, time.monotonic())
+
+
+def _handles(library: Maybe[Any], gpus: Sequence[int]) -> tuple[dict[int, Any], str]:
+    """Return the handles of the GPUs that can be read, and why another cannot."""
+    if isinstance(library, Missing):
+        return {}, library.why
+    found = {index: handle_of(library, index) for index in gpus}
+    note = next((handle.why for handle in found.values() if isinstance(handle, Missing)), "")
+    return {index: handle for index, handle in found.items() if not isinstance(handle, Missing)}, note
 
 
 def _wait(host: HostReader, due: float) -> bool:
@@ -141,6 +159,8 @@ def _wait(host: HostReader, due: float) -> bool:
         for word in line.split():
             if word.isdigit():
                 host.watch(int(word))
+            elif word[:1] == "+" and word[1:].isdigit():
+                host.add(int(word[1:]))
 
 
 def _write(file: BinaryIO, **record: Any) -> None:
@@ -153,10 +173,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--interval", type=float, required=True)
-    parser.add_argument("--gpu", required=True, help="index, or none")
+    parser.add_argument("--gpu", required=True, help="indices, or none")
     parser.add_argument("--prometheus", type=Path, help="a file in the Prometheus text format")
     arguments = parser.parse_args()
-    run(arguments.out, arguments.interval, None if arguments.gpu == "none" else int(arguments.gpu), arguments.prometheus)
+    gpus = [] if arguments.gpu == "none" else [int(index) for index in arguments.gpu.split(",")]
+    run(arguments.out, arguments.interval, gpus, arguments.prometheus)
 
 
 if __name__ == "__main__":
