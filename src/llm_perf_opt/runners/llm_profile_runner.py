@@ -282,6 +282,7 @@ def run_pass(
     clean = which == "clean"
     trace_dir = out if which == "torch" else None
     session = open_session(config, trace_dir, compare_tokens=clean, profiled=not clean, ranks=ranks)
+    send("position", text="the model is loaded")
     send_workers()
     if alone:
         write_manifests(config, inputs_record(session), out)

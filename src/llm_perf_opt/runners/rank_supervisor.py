@@ -31,6 +31,9 @@ _SETTLE_S = 3.0
 _STACK_S = 1.0
 _END_S = 5.0
 _LOG_LINES = 3
+_KEPT_LINES = 200
+_STACK = "most recent call first"
+"""In the line before a stack that a rank writes on request."""
 _LONGEST_LINE = 200
 _FORWARDED = ("phase", "progress", "stages")
 _POSITIONS = ("phase", "progress", "position")
@@ -150,7 +153,7 @@ class _Watch:
         message = _message(text)
         if message is None:
             rank.log.write(line + b"\n")
-            rank.tail = [*rank.tail, text.strip()][-_LOG_LINES:] if text.strip() else rank.tail
+            rank.tail = [*rank.tail, text.strip()][-_KEPT_LINES:] if text.strip() else rank.tail
             if rank.number == 0:
                 print(text, flush=True)
             return
@@ -201,7 +204,7 @@ class _Watch:
         hanging = [rank for rank in self._ranks if rank.code is None and (not named or rank.number in named)]
         if hanging:
             why = str((failed[0].error or {}).get("fact", ""))
-            return self._hanging(hanging, f"rank {failed[0].number} gave up: {why}")
+            return self._hanging(hanging, f"rank {failed[0].number} gave up: {why.rstrip('.')}.")
         return self._own_error(failed)
 
     def _died(self, rank: Rank) -> CaptureError:
@@ -238,9 +241,15 @@ class _Watch:
 
     def _details(self, culprit: Rank) -> str:
         """Return the end of a rank's log and the state of the others."""
-        end = " | ".join(line[:_LONGEST_LINE] for line in culprit.tail)
+        end = " | ".join(line[:_LONGEST_LINE] for line in _telling(culprit.tail))
         others = "; ".join(f"rank {rank.number} {rank.state}" for rank in self._ranks if rank is not culprit)
         return f"{'The end of its log: ' + end + '. ' if end else 'Its log is empty. '}The others: {others}."
+
+
+def _telling(lines: Sequence[str]) -> Sequence[str]:
+    """Return the last lines of a log; if a stack is at its end, the first lines of that: where the rank is."""
+    stacks = [place for place, line in enumerate(lines) if _STACK in line]
+    return lines[stacks[-1] + 1 :][:_LOG_LINES] if stacks else lines[-_LOG_LINES:]
 
 
 def _message(text: str) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ import msgspec
 
 from llm_perf_opt.core.errors import CaptureError
 from llm_perf_opt.core.records import Iteration
+from llm_perf_opt.runners.child import send
 from llm_perf_opt.runners.measure.annotations import StageMarker, unmarked
 from llm_perf_opt.runners.measure.clock import Clock
 from llm_perf_opt.runners.measure.meter import Meter, Steppable
@@ -49,6 +50,7 @@ class RankMeter(Meter):
 
     def iterate(self) -> Iteration:
         """Run one request on all ranks."""
+        send("position", text=f"request {len(self.own) + 1}")
         self._ranks.wait_for_all("the start of a request")
         self.own.append(super().iterate())
         return slowest(self._ranks.gather_as(self.own[-1], Iteration, "the end of a request"))
