@@ -7,7 +7,7 @@ weights of a run with one rank.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.host import available_memory_bytes
 from llm_perf_opt.runners.rank_group import RankGroup
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _CUT = ("colwise", "rowwise", "packed_colwise", "packed_rowwise", "embedding_rowwise", "colwise_gather_output", "colwise_rep")
 """Styles of a plan that divide the weight among the ranks."""
+_GATHERED = ("colwise_gather_output", "colwise_rep")
+"""Styles that divide the weight by columns and return the whole output."""
 
 
 def check_heads(text: Mapping[str, Any], ranks: int) -> None:
@@ -93,18 +95,52 @@ def _free(device: "torch.device") -> int:
 def _cut(model: "PreTrainedModel", device: "torch.device", group: RankGroup) -> "PreTrainedModel":
     """Cut the weights of a whole model in place; tied weights stay tied."""
     from torch.distributed.device_mesh import DeviceMesh
-    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    plan = plan_of(model)
+    try:
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+    except ImportError as error:
+        raise ResourceError(
+            "The installed transformers cannot split a model that is already built.", "Install transformers 5.22 or later."
+        ) from error
+    plan, gathering = _with_own_gather(model, group) if group.backend == "gloo" else (plan_of(model), [])
     tied = _tied(model)
     kind = next(model.parameters()).device.type
     mesh = DeviceMesh(kind, list(range(group.size)), mesh_dim_names=("tp",))
     split: Any = apply_tensor_parallelism(model, mesh, plan)
+    for name in gathering:
+        _gather_output(split.get_submodule(name), group.size)
     for first, *others in tied:
         for other in others:
             _tie(split, first, other)
     placed: PreTrainedModel = split.to(device) if kind != device.type else split
     return placed
+
+
+def _with_own_gather(model: "PreTrainedModel", group: RankGroup) -> tuple[dict[str, str], list[str]]:
+    """Return the plan and the modules whose output is gathered here: DTensor's gather of CUDA tensors crashes with gloo."""
+    plan, found = plan_of(model), []
+    for name, module in model.named_modules():
+        width = getattr(module, "out_features", None)
+        if plan.get(_pattern(name)) in _GATHERED and isinstance(width, int) and width % group.size == 0:
+            found.append(name)
+    own = {_pattern(name) for name in found}
+    return {name: "colwise" if name in own else style for name, style in plan.items()}, found
+
+
+def _gather_output(module: Any, size: int) -> None:
+    """Make a module return the outputs of all ranks, one after the other."""
+    import torch
+    import torch.distributed as dist
+
+    forward = module.forward
+
+    def gathered(*args: Any, **kwargs: Any) -> "torch.Tensor":
+        own = forward(*args, **kwargs).contiguous()
+        parts = [torch.empty_like(own) for _ in range(size)]
+        dist.all_gather(parts, own)
+        return torch.cat(parts, dim=-1)
+
+    module.forward = gathered
 
 
 def _tied(model: "PreTrainedModel") -> list[list[str]]:
