@@ -1,11 +1,11 @@
 """A runtime like PyTorch whose ranks misbehave on request: RANK_FAULT=WHAT:RANK[:MILLISECONDS].
 
-    kill_early, hang_early    before the rank has met the others
-    hang_load                 before it builds the model
-    hang_between, hang_step   before its third request, in the second decode step
-    kill_step                 the same, by SIGKILL
-    tokens                    it reports other tokens
-    late                      it sleeps before every decode step
+kill_early, hang_early    before the rank has met the others
+hang_load                 before it builds the model
+hang_between, hang_step   before its third request, in the second decode step
+kill_step                 the same, by SIGKILL
+tokens                    it reports other tokens
+late                      it sleeps before every decode step
 """
 
 import os

@@ -87,7 +87,7 @@ class RankGroup:
 
     def _lost(self, keys: list[str], what: str, *, late: bool) -> LostRankError:
         try:
-            missing = tuple(rank for rank, key in enumerate(keys) if not self.store.check([key]))
+            missing = tuple(int(key.rpartition("/")[2]) for key in keys if not self.store.check([key]))
         except RuntimeError:  # rank 0 serves the store
             missing = (0,)
         who = ", ".join(map(str, missing)) or "unknown"
@@ -101,6 +101,17 @@ class RankGroup:
     def wait_for_all(self, what: str) -> None:
         """Wait until every rank has called this."""
         self.gather(None, what)
+
+    def leave(self) -> None:
+        """Call this last: rank 0 serves the store until all others need it no more."""
+        keys = [f"left/{rank}" for rank in range(1, self.size)]
+        try:
+            if self.rank == 0:
+                self.store.wait(keys, timedelta(seconds=self.timeout_s))
+            else:
+                self.store.set(keys[self.rank - 1], "")
+        except RuntimeError as error:
+            raise self._lost(keys, "the end of the pass", late=True) from error
 
     def agree(self, value: T, kind: type[T]) -> T:
         """Return the value of rank 0, so that all ranks decide alike."""

@@ -48,8 +48,9 @@ def _run(arguments: argparse.Namespace) -> None:
     group = open_group(config, arguments.rank, arguments.meeting)
     finished = run_pass(config, arguments.which, arguments.out, arguments.decode_steps, ranks=group)
     if finished:
-        group.wait_for_all("the end of the pass")
         send("position", text="finished")
+        group.wait_for_all("the end of the pass")
+        group.leave()
     _leave()
     sys.exit(0 if finished else 130)
 

@@ -1,0 +1,100 @@
+"""Ranks are watched: one that dies, fails or hangs ends all, and the error names it. Real processes that compute nothing."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from builders import default_config, with_value
+from llm_perf_opt.core.errors import CaptureError, LlmPerfError
+from llm_perf_opt.runners import rank_supervisor
+from llm_perf_opt.runners.rank_supervisor import supervise
+
+STUBS = Path(__file__).parents[1] / "stand_ins"
+
+
+@pytest.fixture(autouse=True)
+def _stubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_supervisor, "_MODULE", "rank_stub")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUBS), os.environ.get("PYTHONPATH", "")]))
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, out: Path, *words: Sequence[str], limit_s: float = 600.0) -> int:
+    """Run one stub per list of words; afterwards none of them runs."""
+    monkeypatch.setenv("STUB", json.dumps(words))
+    config = with_value(with_value(default_config(), "runtime.tensor_parallel", len(words)), "runtime.rank_timeout_s", limit_s)
+    try:
+        return supervise(config, [], out)
+    finally:
+        ours = [process for process in psutil.Process().children() if "rank_stub" in " ".join(process.cmdline())]
+        assert ours == []
+
+
+def failure(monkeypatch: pytest.MonkeyPatch, out: Path, *words: Sequence[str], limit_s: float = 600.0) -> LlmPerfError:
+    with pytest.raises(CaptureError) as caught:
+        watched(monkeypatch, out, *words, limit_s=limit_s)
+    return caught.value
+
+
+def test_ranks_that_end_well_end_the_pass_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert watched(monkeypatch, tmp_path, ["loading", "print:from zero"], ["loading", "print:from one"]) == 0
+    assert (tmp_path / "rank0.log").read_text() == "from zero\n"
+    assert (tmp_path / "rank1.log").read_text() == "from one\n"
+    printed = capsys.readouterr().out
+    assert "from zero" in printed
+    assert "from one" not in printed
+    pids = json.loads(next(line for line in printed.splitlines() if '"workers"' in line).removeprefix("@llm-perf "))["pids"]
+    assert len(pids) == 2
+
+
+def test_an_interruption_of_the_ranks_is_one_of_the_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert watched(monkeypatch, tmp_path, ["exit:130"], ["exit:130"]) == 130
+
+
+def test_a_killed_rank_is_named_with_its_log_and_the_state_of_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.2)
+    error = failure(monkeypatch, tmp_path, ["request 1", "hang"], ["request 1", "print:its last words", "kill"], ["lost:1"])
+    assert "Rank 1 of 3 was killed by SIGKILL (request 1)" in error.fact
+    assert "its last words" in error.fact
+    assert "rank 0 was running (request 1)" in error.fact
+    assert str(tmp_path / "rank1.log") in error.remedy
+
+
+def test_a_rank_that_fails_takes_precedence_over_those_that_lost_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    error = failure(monkeypatch, tmp_path, ["lost:1"], ["error:The disk is full."])
+    assert "Rank 1 of 2 failed: The disk is full." in error.fact
+    assert "rank 0 ended with exit code 4" in error.fact
+
+
+def test_an_error_of_every_rank_is_not_about_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    error = failure(monkeypatch, tmp_path, ["error:It does not fit."], ["error:It does not fit."])
+    assert error.fact == "It does not fit."
+
+
+def test_a_rank_that_others_gave_up_on_hangs_and_shows_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.2)
+    error = failure(monkeypatch, tmp_path, ["request 3", "lost:2"], ["request 3", "lost:2"], ["request 3", "hang"])
+    assert "Rank 2 of 3 hangs (request 3): rank 0 gave up" in error.fact
+    assert "rank_stub.py" in error.fact
+    assert "in act" in (tmp_path / "rank2.log").read_text()
+
+
+def test_a_rank_that_falls_behind_for_too_long_hangs_even_if_no_other_complains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.1)
+    error = failure(monkeypatch, tmp_path, ["loading", "the model is loaded", "hang"], ["loading", "hang"], limit_s=1.0)
+    assert "Rank 1 of 2 hangs (loading): the others have waited for it for 1 s" in error.fact
+    assert "rank 0 was running (the model is loaded)" in error.fact
+
+
+def test_a_rank_that_does_not_end_when_the_others_have_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.1)
+    error = failure(monkeypatch, tmp_path, ["finished"], ["finished", "hang"], limit_s=1.0)
+    assert "Rank 1 of 2 hangs (finished)" in error.fact
+    assert "rank 0 has finished" in error.fact

@@ -1,0 +1,155 @@
+"""Real ranks on a CPU: tokens as on one rank, a straggler that is named, and ranks that die or hang before they have met."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import command
+from llm_perf_opt.core.rank_records import RankFacts
+from llm_perf_opt.core.records import CleanTimings, Missing
+from llm_perf_opt.traces.pass_records import read_timings
+from llm_perf_opt.workflows.run_reader import RunReader
+from plugins import bring, installed
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
+
+LATE_MS = 400
+STEPS = 2
+SMALL = (
+    "model.dtype=fp32", "hardware=cpu", "runtime.prompt_tokens=16", f"runtime.num_new_tokens={STEPS + 1}",
+    "runtime.max_repeats=1", "runtime.max_warmup=1", "profiling.ceilings=false", "profiling.nvml.enable=false",
+)  # fmt: skip
+FAULTS = Path(__file__).parents[1] / "stand_ins" / "rank_faults.py"
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package with a runtime whose ranks misbehave on request."""
+    place = bring(tmp_path_factory.mktemp("site"), "rank_faults", "rank_faults:RUNTIME", distribution="rank-faults")
+    shutil.copy(FAULTS, place)
+    return place
+
+
+def run(folder: Path, *words: str, site: Path | None = None, fault: str = "") -> Any:
+    """Run the command here; its ranks are processes."""
+    paths = [str(site)] if site else []
+    env = {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]), "RANK_FAULT": fault or "::"}
+    words = (*SMALL, *words, f"hydra.run.dir={folder}")
+    if site is None:
+        return command.llm_perf("run", *words, env=env)
+    with installed(site):
+        return command.llm_perf("run", "runtime=engine", "runtime.type=rank_faults", *words, env=env)
+
+
+def timings(folder: Path) -> CleanTimings:
+    return read_timings(folder / "raw" / "clean" / "timings.json")
+
+
+def ranks_running() -> list[str]:
+    import psutil
+
+    names = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    return [name for name in names if "rank_process" in name]
+
+
+@pytest.fixture(scope="session")
+def late_run(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
+    """Two ranks with random weights, the second of which sleeps before every decode step; with traces."""
+    folder = tmp_path_factory.mktemp("ranks") / "late"
+    done = run(folder, "model=tiny", "runtime.tensor_parallel=2", "profiling=minimal", site=site, fault=f"late:1:{LATE_MS}")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_two_ranks_give_the_tokens_of_one_and_the_time_of_the_slower(late_run: Path, tmp_path: Path) -> None:
+    done = run(tmp_path / "one", "model=tiny", "profiling=none")
+    assert done.returncode == 0, done.stderr
+    found, one = timings(late_run), timings(tmp_path / "one")
+    assert found.tokens_sha256 == one.tokens_sha256
+    assert found.model.parameters == one.model.parameters
+    assert [entry.rank for entry in found.ranks] == [0, 1]
+    assert found.iterations[0].wall_ns == max(entry.request_ns[0] for entry in found.ranks)
+    assert found.iterations[0].decode_ns >= STEPS * LATE_MS * 10**6
+    assert [len(entry.request_ns) for entry in found.ranks] == [1, 1]
+
+
+def test_each_rank_holds_half_of_the_weights_and_its_share_of_the_processors(late_run: Path) -> None:
+    found = timings(late_run)
+    first: RankFacts = found.ranks[0]
+    norms = 9 * 256 * 4  # every rank has the norms, and the biases are cut with their weights
+    assert first.weight_bytes == (found.model.weight_bytes - norms) // 2 + norms
+    assert (first.backend, first.device) == ("gloo", "cpu")
+    assert first.threads == max(1, len(os.sched_getaffinity(0)) // 2)
+    memory, each = found.memory.process_rss_bytes, [entry.process_rss_bytes for entry in found.ranks]
+    assert not isinstance(memory, Missing)
+    assert memory >= sum(size for size in each if not isinstance(size, Missing))
+
+
+def test_the_report_names_the_straggler_and_counts_the_collectives(late_run: Path) -> None:
+    traced = json.loads((late_run / "ranks.json").read_text())
+    assert traced["complete"]
+    assert [rank["rank"] for rank in traced["ranks"]] == [0, 1]
+    per_step = 10  # an all-reduce for the embedding and two per layer, an all-gather for the logits
+    assert len(traced["collectives"]) == per_step * (STEPS + 1)
+    decode = [step for step in traced["steps"] if step["step"].startswith("decode_step")]
+    assert [step["straggler"] for step in decode] == [1] * STEPS
+    delays = [step["newly_late_ns"] / 1e6 for step in decode]
+    assert all(LATE_MS / 2 < delay < 3 * LATE_MS for delay in delays), delays
+    page = (late_run / "report.md").read_text()
+    section = page.partition("## Ranks")[2].partition("\n## ")[0]
+    assert "Ranks share a device (2 ranks on cpu)" in section
+    assert "| decode_step | all_reduce | 9 | 9 |" in section
+    assert "| decode_step | all_gather | 1 | 1 |" in section
+    assert "1.00 KiB" in section  # a hidden state in fp32
+    assert "Rank 1 was the last to enter" in section
+    assert "2 ranks share the CPU and its peaks" in page.partition("## Roofline")[2].partition("\n## ")[0]
+    assert "threads in each of 2 ranks" in page
+
+
+def test_the_analysis_of_the_run_has_no_utilization_and_no_note_about_missing_ranks(late_run: Path) -> None:
+    from llm_perf_opt.workflows.analyze_run import analyze
+
+    found = analyze(RunReader.open(late_run))
+    assert isinstance(found.efficiency, Missing)
+    assert not isinstance(found.trace, Missing)
+    assert "one_rank" not in {problem.id for problem in found.trace.problems}
+    assert found.ranks is not None
+    assert not isinstance(found.ranks.cost, Missing)
+    assert found.ranks.cost.weight_bytes == found.ranks.ranks[0].weight_bytes
+    assert [(line.expected, line.counted) for line in found.ranks.cost.collectives] == [(9, 9), (1, 1)] * 2
+
+
+def test_four_ranks_read_their_parts_of_stored_weights(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model("llama", vocab_size=512, num_key_value_heads=4, max_position_embeddings=128, **shape)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "stored")
+    stored = ("model=hf", f"model.path={tmp_path / 'stored'}", "profiling=none")
+    for name, words in (("one", ()), ("four", ("runtime.tensor_parallel=4",))):
+        done = run(tmp_path / name, *stored, *words)
+        assert done.returncode == 0, done.stderr
+    found = timings(tmp_path / "four")
+    assert found.tokens_sha256 == timings(tmp_path / "one").tokens_sha256
+    assert [entry.rank for entry in found.ranks] == [0, 1, 2, 3]
+    assert len({entry.pid for entry in found.ranks}) == 4
+
+
+@pytest.mark.parametrize(("fault", "words"), [("kill_early:1", "killed by SIGKILL"), ("hang_early:1", "hangs")])
+def test_a_rank_that_dies_or_hangs_before_it_has_met_the_others_ends_the_run(
+    fault: str, words: str, site: Path, tmp_path: Path
+) -> None:
+    limits = ("runtime.tensor_parallel=2", "runtime.rank_timeout_s=5", "profiling=none")
+    done = run(tmp_path / "run", "model=tiny", *limits, site=site, fault=fault)
+    assert done.returncode == 4
+    assert "Rank 1 of 2" in done.stderr
+    assert words in done.stderr
+    assert "rank 0 was running" in done.stderr or "rank 0 ended" in done.stderr
+    assert ranks_running() == []
+    manifest = RunReader.open(tmp_path / "run").manifest
+    assert manifest.status == "failed"
+    assert "Rank 1" in manifest.why
