@@ -324,6 +324,27 @@ def test_one_sampled_device_of_several_is_a_warning() -> None:
     assert not any(one.id is WarningId.ONE_OF_SEVERAL_WATCHED for one in summarize_telemetry(watched, clean_timings()).warnings)
 
 
+def test_all_gpus_of_a_run_are_read_and_their_energy_is_summed() -> None:
+    """Two GPUs at 100 W and 300 W for two seconds: 800 J."""
+    first, second = constant(100, 2 * SECOND), [replace(sample, device=3) for sample in constant(300, 2 * SECOND)]
+    timings = replace(one_repeat(0, 2 * SECOND), runtime=RuntimeFacts("pytorch", "1", "stepped", devices=2))
+    mixed = sorted([*first, *second], key=lambda sample: sample.at_ns)
+    found = summarize_telemetry(telemetry(mixed), timings)
+    assert energy(found).from_power_j == pytest.approx(800)
+    assert energy(found).from_counter_j == pytest.approx(800)
+    assert reading(found, "GPU power, GPU 0").median == 100
+    assert reading(found, "GPU power, GPU 3").high == 300
+    assert not any(one.id is WarningId.ONE_OF_SEVERAL_WATCHED for one in found.warnings)
+    assert "only one was sampled" in summarize_telemetry(telemetry(first), timings).warnings[0].text
+
+
+def test_the_energy_of_all_gpus_is_missing_if_that_of_one_is() -> None:
+    silent = [replace(sample, device=1, energy_mj=Missing("NVML: Not Supported")) for sample in constant(100, 2 * SECOND)]
+    found = energy(summarize_telemetry(telemetry([*constant(100, 2 * SECOND), *silent]), one_repeat(0, 2 * SECOND)))
+    assert found.from_counter_j == Missing("NVML: Not Supported")
+    assert found.from_power_j == pytest.approx(400)
+
+
 def repeats(count: int, length_ns: int) -> CleanTimings:
     made = [iteration(length_ns // 2, (length_ns // 2,), started_ns=number * length_ns) for number in range(count)]
     return on_gpu(made)

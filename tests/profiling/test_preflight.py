@@ -326,3 +326,28 @@ def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) ->
 def test_cpus_that_this_process_may_not_use_are_refused() -> None:
     with pytest.raises(ConfigError, match="CPU 8191"):
         refuse_early([compose(["hardware.cpus=8191"]).config])
+
+
+def test_ranks_need_their_share_of_the_memory(machine: Any) -> None:
+    """Llama-3-70B in bf16 is 131 GiB: one H100 does not hold it, each of two holds half, both halves on one are too much."""
+    machine(gpus=4, size=H100, memory=1000 * GIB)
+    wide = ("model=llama3_70b", "model.dtype=bf16")
+    assert "131." in refused(*wide, "hardware=single_gpu").fact
+    allowed(*wide, "hardware=multi_gpu", "runtime.tensor_parallel=2")
+    assert "does not fit" in refused(*wide, "hardware=single_gpu", "runtime.tensor_parallel=2").fact
+
+
+def test_as_many_gpus_as_requested_must_exist(machine: Any) -> None:
+    machine(gpus=1, size=H100)
+    error = refused("hardware=multi_gpu", "runtime.tensor_parallel=2")
+    assert "hardware.devices=2 needs GPUs 0 to 1, but there is one" in error.fact
+    assert "hardware=single_gpu" in error.remedy
+    allowed("hardware=single_gpu", "runtime.tensor_parallel=2", "model.dtype=fp32")
+    allowed("hardware=multi_gpu", "hardware.devices=1", "runtime.tensor_parallel=1")
+
+
+def test_heads_that_ranks_cannot_divide_are_refused_before_anything_starts(machine: Any) -> None:
+    machine(cuda=None)
+    error = refused("model=tiny", "hardware=cpu", "runtime.tensor_parallel=4")
+    assert "8 attention heads and 2 key-value heads" in error.fact
+    assert error.remedy == "It fits: 1, 2."

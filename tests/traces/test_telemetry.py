@@ -74,7 +74,11 @@ def test_the_file_of_an_exporter_is_read_when_it_has_changed(tmp_path: Path) -> 
 
 MAYBE_NUMBER = st.one_of(st.integers(0, 2**63 - 1), st.builds(Missing, st.text(max_size=20)))
 GPU = st.builds(
-    GpuSample, **{field.name: st.integers(0, 2**63 - 1) if field.name == "at_ns" else MAYBE_NUMBER for field in fields(GpuSample)}
+    GpuSample,
+    **{
+        field.name: st.integers(0, 2**63 - 1) if field.name in ("at_ns", "device") else MAYBE_NUMBER
+        for field in fields(GpuSample)
+    },
 )
 FLOATS = st.floats(0, 1e6)
 CPU = st.builds(
