@@ -36,7 +36,16 @@ MOST_ARROWS = 50
 EVENT_MODEL = {"events", "graph_capture", "health", "nesting", "projection", "silent_stages"}
 """What analysis knows of traces: the event model, and no parser."""
 # The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".
-ANALYSIS_FLOORS = [{"comparison"}, {""}, {"regions", "serving", "ranks"}, {"trace"}, {"kernels"}, {"limits"}, {"cost_model"}]
+ANALYSIS_FLOORS = [
+    {"tuning"},
+    {"comparison"},
+    {""},
+    {"regions", "serving", "ranks"},
+    {"trace"},
+    {"kernels"},
+    {"limits"},
+    {"cost_model"},
+]
 ANALYSIS_GROUND = {"separable", "stats"}
 HEAVY = {
     "torch", "transformers", "vllm", "tensorrt_llm", "onnxruntime_genai", "openvino_genai", "xllamacpp", "pynvml", "nvtx",

@@ -75,7 +75,7 @@ def unmeasured(finding: Finding, why: str, run: str = "") -> Trial:
 
 def measured(finding: Finding, base: CleanTimings, tried: CleanTimings, run: str) -> Trial:
     """Compare the finding's stage in both runs. For throughput, the time per token is the step time divided by the batch."""
-    before, after = (_unit_times(finding, timings) for timings in (base, tried))
+    before, after = (unit_times(finding, timings) for timings in (base, tried))
     if isinstance(before, Missing) or isinstance(after, Missing):
         times = {"before": before, "with the change": after}
         reasons = [f"{when}: {value.why}" for when, value in times.items() if isinstance(value, Missing)]
@@ -106,7 +106,7 @@ def predicted_saving(finding: Finding, before_ns: int) -> tuple[int | None, int 
     return unmoved - finding.after_ns, unmoved - finding.after_high_ns, unmoved - finding.after_low_ns
 
 
-def _unit_times(finding: Finding, timings: CleanTimings) -> list[float] | Missing:
+def unit_times(finding: Finding, timings: CleanTimings) -> list[float] | Missing:
     """Return the time per unit of the finding's stage, one value per repeat."""
     share = timings.workload.batch_size if finding.kind == "throughput" else 1
     found: list[float] = []

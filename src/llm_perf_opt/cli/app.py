@@ -28,6 +28,7 @@ from llm_perf_opt.cli import (
     runs,
     serve,
     sql,
+    tune,
 )
 from llm_perf_opt.cli.shared import WithCompletion, WithOverrides, debugging
 from llm_perf_opt.core.errors import LlmPerfError, file_error
@@ -68,6 +69,7 @@ _VERBS = (
     analyze.analyze,
     serve.serve,
     advise.advise,
+    tune.tune,
     compare.compare,
     runs.runs,
     sql.sql,
@@ -76,7 +78,10 @@ _VERBS = (
     doctor.doctor,
     options.options,
 )
-_OWN_PARSING = {run.run: WithOverrides, cost.cost: WithOverrides, serve.serve: WithOverrides, runs.runs: runs.WithPage}
+_OWN_PARSING = {
+    **dict.fromkeys((run.run, cost.cost, serve.serve, tune.tune), WithOverrides),
+    runs.runs: runs.WithPage,
+}
 for _verb in _VERBS:
     app.command(cls=_OWN_PARSING.get(_verb))(_verb)
 app.command("exec")(exec.exec_program)

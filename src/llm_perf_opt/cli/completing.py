@@ -9,8 +9,8 @@ from llm_perf_opt.core.terminal import one_line
 
 RUNS = Path("runs")
 _SWEEP_FILES = "*/sweeps/*/sweep.json"
-_RUN_FILES = ("*/*/*/run.json", _SWEEP_FILES, "*/sweeps/*/*/run.json")
-"""runs/EXPERIMENT/MODEL/TIME, runs/exec/PROGRAM/TIME; sweeps and their points."""
+_RUN_FILES = ("*/*/*/run.json", "*/*/*-tune*/*/run.json", _SWEEP_FILES, "*/sweeps/*/*/run.json")
+"""runs/EXPERIMENT/MODEL/TIME, runs/exec/PROGRAM/TIME; trials of a search; sweeps and their points."""
 
 
 def complete_override(incomplete: str) -> list[str]:
@@ -41,6 +41,26 @@ def complete_side(incomplete: str) -> list[str]:
     except LlmPerfError:  # a damaged file; the verb reports it
         names = []
     return [*_plain(name for name in names if name.startswith(incomplete)), *complete_run(incomplete)]
+
+
+def complete_tuned(incomplete: str) -> list[str]:
+    """Complete what a search starts from: a run, or the settings of one."""
+    return [*complete_run(incomplete), *complete_override(incomplete)]
+
+
+def complete_objective(incomplete: str) -> list[str]:
+    """Complete what a search improves."""
+    from llm_perf_opt.analysis.tuning.goals import OBJECTIVES
+
+    return [name for name in OBJECTIVES if name.startswith(incomplete)]
+
+
+def complete_goal(incomplete: str) -> list[str]:
+    """Complete the metric of a constraint, with the side that it may be limited from."""
+    from llm_perf_opt.analysis.tuning.goals import GOALS
+
+    signs = [f"{name}{'>' if goal.higher_is_better else '<'}" for name, goal in GOALS.items()]
+    return [text for text in signs if text.startswith(incomplete)]
 
 
 def complete_hardware(incomplete: str) -> list[str]:

@@ -45,6 +45,31 @@ class StageLabels:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What the choices of a lever may depend on."""
+
+    device: str
+    """cpu or cuda."""
+    processors: int
+    """CPUs that the measured process may use."""
+    compiler: bool = True
+    """Whether there is a C++ compiler, which torch.compile needs on a CPU."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """Settings with a finite list of choices, which `llm-perf tune` tries."""
+
+    name: str
+    choices: tuple[tuple[str, ...], ...]
+    """Each choice is a group of overrides that are set together."""
+    lossy: bool = False
+    """Whether the model computes with another precision, so that tokens may change. Only tried if the user allows it."""
+    throughput: bool = False
+    """Whether it only changes how much is computed at once, so that a single request is no faster."""
+
+
+@dataclass(frozen=True)
 class Runtime:
     """A runtime."""
 
@@ -76,6 +101,8 @@ class Runtime:
     """The engine argument that takes `runtime.tensor_parallel`; the engine then starts its own workers."""
     server: "Server | None" = None
     """Its OpenAI-compatible server, for `llm-perf serve`; None: it has none."""
+    levers: Callable[[Machine], tuple[Lever, ...]] = lambda _: ()
+    """What `llm-perf tune` may change without a prediction, in the order in which it is tried."""
     provided_by: str = field(default="", kw_only=True)
     """The distribution that provides the entry point; empty for a built-in runtime."""
 

@@ -72,6 +72,8 @@ class RunFolder:
     """The times of the unprofiled pass."""
     clean_inputs_file = _RunFile("raw/clean/inputs.json")
     """The prompts as the measured process wrote them."""
+    clean_tokens_file = _RunFile("raw/clean/tokens.json")
+    """The new tokens of the first request, per sequence."""
     ceilings_file = _RunFile("raw/ceilings/ceilings.json")
     """The measured peaks of the device."""
     torch_file = _RunFile("raw/torch/operators.json")

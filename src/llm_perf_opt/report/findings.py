@@ -176,14 +176,19 @@ _FOLDERS = ("hydra.run.dir=", "artifacts.")
 
 def change_command(finding: Finding, command: Sequence[str] = ()) -> str:
     """Return the run's command with the overrides of the finding; for a trace or a point of a sweep, the overrides alone."""
-    if not finding.overrides:
+    return changed_command(finding.overrides, command) or " ".join(finding.overrides)
+
+
+def changed_command(overrides: Sequence[str], command: Sequence[str]) -> str:
+    """Return the command of a run with other values; empty if it is not the command of a single run, or nothing changes."""
+    if not overrides:
         return ""
     sweeping = any(word.partition("=")[0] in ("-m", "--multirun", "--resume", "--point") for word in command)
     if list(command[:2]) != ["llm-perf", "run"] or sweeping:
-        return " ".join(finding.overrides)
-    replaced = [f"{override.partition('=')[0]}=" for override in finding.overrides]
+        return ""
+    replaced = [f"{override.partition('=')[0]}=" for override in overrides]
     kept = [word for word in command[2:] if not word.lstrip("+").startswith((*replaced, *_FOLDERS))]
-    return shlex.join(["llm-perf", "run", *finding.overrides, *kept])  # what changes comes first: lines may be long
+    return shlex.join(["llm-perf", "run", *overrides, *kept])  # what changes comes first: lines may be long
 
 
 def request_words(finding: Finding, source: FindingSource) -> str:

@@ -24,7 +24,7 @@ def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:
     top = 10
     for data in waterfalls:
         top = _waterfall(data, top, parts)
-    return _document(WIDTH, top + 10, "Where the time goes", parts)
+    return svg_document(WIDTH, top + 10, "Where the time goes", parts)
 
 
 def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
@@ -88,7 +88,7 @@ def roofline_svg(data: Roofline) -> str:
         text = f"{point.name} ({point.stage}): {duration(point.time_ns)}, {flops_per_s(point.flops_per_s)}"
         parts.append(f"<g>{shape}<title>{plain(text)}</title></g>")
     parts += _legend(data, height - bottom + 70, left)
-    return _document(width, height, "Roofline", parts)
+    return svg_document(width, height, "Roofline", parts)
 
 
 def _legend(data: Roofline, y: int, left: int) -> list[str]:
@@ -125,7 +125,8 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _document(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+def svg_document(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    """Return an SVG image with a title for readers who cannot see it."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{plain(title)}"><rect width="{width}" height="{height}" fill="#fff"/><g {_FONT}>'

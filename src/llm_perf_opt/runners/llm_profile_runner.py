@@ -27,7 +27,7 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.engine_records import ChangedEngine
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
 from llm_perf_opt.core.records import Iteration, Missing, TorchPass, WrappedPass
-from llm_perf_opt.core.run_folder import write_record
+from llm_perf_opt.core.run_folder import encoded, write_record, write_whole
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.runners.alone import outlive_nsys, requested, shown_errors, write_manifests
@@ -68,6 +68,7 @@ def clean_pass(session: Session, out: Path) -> bool:
         timings = of_all_ranks(session, meter, timings, interrupted=measured.interrupted)
     if is_first(session):
         write_record(out / "inputs.json", inputs_record(session))
+        write_whole(out / "tokens.json", encoded(measured.tokens))
         write_record(out / "timings.json", timings)
     return not measured.interrupted
 

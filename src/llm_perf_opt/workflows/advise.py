@@ -53,7 +53,7 @@ def verify(
 ) -> tuple[Verification, LlmPerfError | None]:
     """Try each finding alone, and write verify.json and the reports. An interruption keeps the trials made so far."""
     values, folder = _settings(run), run.folder
-    _require_same_device(folder, analysis, values)
+    require_same_device(folder, analysis, values)
     base = _base(folder, analysis, values, partial(_run, folder, command, listener), remeasure)
     trials: list[Trial] = []
     interrupted: LlmPerfError | None = None
@@ -69,9 +69,12 @@ def verify(
     return found, interrupted
 
 
-def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration of a run, unprofiled, with some values replaced. Raise ConfigError if a value is invalid."""
+def overridden(values: Mapping[str, Any], overrides: Sequence[str], *, profiled: bool = False) -> RunConfig:
+    """Return the configuration of a run with some values replaced, unprofiled unless `profiled`. Raise ConfigError if a value
+    is invalid."""
     config = with_overrides(values, overrides)
+    if profiled:
+        return config
     return replace(config, profiling=compose(["profiling=none"]).config.profiling)
 
 
@@ -108,7 +111,7 @@ def _base(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any], r
     return _Base(again, run.folder.path.name, why)
 
 
-def _require_same_device(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any]) -> None:
+def require_same_device(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any]) -> None:
     """Raise ResourceError if the run used a GPU that this machine does not have: findings apply to that device only."""
     if not _used_gpu(analysis, values):
         return
@@ -117,13 +120,13 @@ def _require_same_device(folder: RunFolder, analysis: RunAnalysis, values: Mappi
     if not isinstance(gpu, Mapping):
         raise ResourceError(
             f"{folder.path.name} ran on {name}, and this machine has no GPU to try its findings on ({gpu}).",
-            "Verify on the machine of the run, or list the findings without --verify.",
+            "Try them on the machine of the run; `llm-perf advise RUN` lists them on any machine.",
         )
     if isinstance(ran, Mapping) and gpu.get("name") != ran.get("name"):
         raise ResourceError(
             f"{folder.path.name} ran on {name}, and this machine has {gpu.get('name')}: predictions for one GPU cannot be tried "
             "on another.",
-            "Verify on a machine with that GPU, or run the configuration on this machine and verify the new run.",
+            "Use a machine with that GPU, or run the configuration on this machine and use the new run.",
         )
 
 

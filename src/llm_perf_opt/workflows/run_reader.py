@@ -170,6 +170,11 @@ class RunReader:
         return checksum if isinstance(checksum, str) and checksum else Missing("its prompt record has no checksum")
 
     @cached_property
+    def tokens(self) -> Maybe[list[list[int]]]:
+        """The new tokens of the unprofiled pass, per sequence."""
+        return self._read(self.folder.clean_tokens_file, _read_tokens)
+
+    @cached_property
     def verified(self) -> Maybe[Verification]:
         """The trials of findings."""
         return self._read(self.folder.verify_file, _read_verification)
@@ -321,6 +326,10 @@ def _read_program_profile(path: Path) -> ProgramProfile:
 
 def _read_wrapped(path: Path) -> WrappedPass:
     return read_record(path, WrappedPass)
+
+
+def _read_tokens(path: Path) -> list[list[int]]:
+    return read_record(path, list[list[int]])
 
 
 def _read_verification(path: Path) -> Verification:

@@ -79,13 +79,13 @@ def memory_changes(base: Sequence[CleanTimings], new: Sequence[CleanTimings], ju
     """
     rows = []
     for key, label, field, spread in MEMORY:
-        sides = [[_memory_of(run, field) for run in side] for side in (base, new)]
+        sides = [[memory_of(run, field) for run in side] for side in (base, new)]
         applied = Judgement(judgement.smallest if spread else 0.0, spread)
         rows.append(_usage(key, label, "bytes", sides[0], sides[1], applied))
     return tuple(rows)
 
 
-def _memory_of(run: CleanTimings, field: str) -> Maybe[float]:
+def memory_of(run: CleanTimings, field: str) -> Maybe[float]:
     """Return a reading. Memory that an engine reserves in advance does not show what the run needs."""
     value: Maybe[float] = getattr(run.memory, field)
     reserved = run.runtime.memory if run.runtime else None
@@ -107,7 +107,7 @@ def energy_changes(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis], judg
         ("energy.counter", "Energy of a request, from the counter", "from_counter_j"),
         ("energy.power", "Energy of a request, from the power readings", "from_power_j"),
     ):
-        sides = [[_energy_of(run, field) for run in side] for side in (base, new)]
+        sides = [[energy_of(run, field) for run in side] for side in (base, new)]
         rows.append(_usage(key, label, "J", sides[0], sides[1], applied, (timed[0], timed[1])))
     return tuple(rows)
 
@@ -151,7 +151,8 @@ def _usage(
     return UsageChange(key, label, unit, effect.base, effect.new, effect.change, effect)
 
 
-def _energy_of(run: RunAnalysis, field: str) -> Maybe[float]:
+def energy_of(run: RunAnalysis, field: str) -> Maybe[float]:
+    """Return the energy of one request."""
     if isinstance(run.telemetry, Missing) or isinstance(run.timings, Missing):
         return run.telemetry if isinstance(run.telemetry, Missing) else Missing("no iteration was measured")
     if not run.telemetry.energy:

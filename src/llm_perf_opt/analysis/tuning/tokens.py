@@ -1,0 +1,88 @@
+"""Whether a change leaves the tokens as they were. What cannot be compared does not pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.units import percentage
+from llm_perf_opt.core.weight_records import TokenAgreement
+
+Tokens = Sequence[Sequence[int]]
+"""The new tokens of each sequence."""
+_NOT_RECORDED = Missing("the run did not record its tokens")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A run of one configuration."""
+
+    path: str
+    """Its folder."""
+    analysis: RunAnalysis
+    tokens: Maybe[Tokens] = _NOT_RECORDED
+
+    @property
+    def timings(self) -> Maybe[CleanTimings]:
+        """Its unprofiled times; Missing without a repeat."""
+        found = self.analysis.timings
+        return found if isinstance(found, Missing) or found.iterations else Missing("no iteration was measured")
+
+
+@dataclass(frozen=True)
+class TokenCheck:
+    """The tokens of a run compared with those of the reference."""
+
+    same: bool | None
+    """None: they cannot be compared."""
+    why: str
+    """Why they are not the same, or cannot be compared; empty if they are the same."""
+    agreement: Maybe[TokenAgreement]
+
+
+def check_tokens(reference: Tried, tried: Tried) -> TokenCheck:
+    """Compare the greedy tokens of two runs of the same requests."""
+    before, after = reference.timings, tried.timings
+    if isinstance(before, Missing) or isinstance(after, Missing):
+        missing = before if isinstance(before, Missing) else after
+        return _incomparable(missing.why if isinstance(missing, Missing) else "")
+    if before.workload != after.workload:
+        return _incomparable("the runs have different requests, so their tokens cannot be compared")
+    for name, timings in (("base", before), ("trial", after)):
+        if not timings.tokens_sha256:
+            return _incomparable(f"the {name} did not record a checksum of its tokens")
+        if not timings.tokens_repeat:
+            return _incomparable(f"the repeats of the {name} produced different tokens")
+    found = agreement(reference.tokens, tried.tokens)
+    if before.tokens_sha256 == after.tokens_sha256:
+        return TokenCheck(True, "", found)
+    many = "" if isinstance(found, Missing) else f": {agreement_words(found)}"
+    return TokenCheck(False, f"the tokens differ from those of the base{many}", found)
+
+
+def _incomparable(why: str) -> TokenCheck:
+    return TokenCheck(None, why, Missing(why))
+
+
+def agreement(reference: Maybe[Tokens], tokens: Maybe[Tokens]) -> Maybe[TokenAgreement]:
+    """Return how many tokens agree, position by position."""
+    if isinstance(reference, Missing) or isinstance(tokens, Missing):
+        return reference if isinstance(reference, Missing) else Missing(tokens.why if isinstance(tokens, Missing) else "")
+    if [len(row) for row in reference] != [len(row) for row in tokens]:
+        return Missing("the runs have different numbers of tokens")
+    pairs = [
+        (position, one == other)
+        for before, after in zip(reference, tokens, strict=True)
+        for position, (one, other) in enumerate(zip(before, after, strict=True))
+    ]
+    differing = [position for position, same in pairs if not same]
+    return TokenAgreement(len(pairs), len(pairs) - len(differing), min(differing, default=None))
+
+
+def agreement_words(found: TokenAgreement) -> str:
+    """Return the agreement as a clause."""
+    if found.first_difference is None:
+        return f"all {found.compared:,} tokens are equal"
+    share = percentage(found.equal / found.compared, 1)
+    many = f"{found.equal:,} of {found.compared:,} tokens ({share}) are equal"
+    return f"{many}, the first difference is at position {found.first_difference}"

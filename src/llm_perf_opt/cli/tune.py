@@ -1,0 +1,134 @@
+"""Search for a faster configuration."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llm_perf_opt.cli.completing import complete_goal, complete_objective, complete_tuned
+from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.cli.signals import graceful_exit
+from llm_perf_opt.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.tuning.records import Step
+    from llm_perf_opt.profiling.passes import Listener
+    from llm_perf_opt.workflows.tune_folder import TuneFolder, TuneOptions
+
+_DEFAULT_BUDGET = "30m"
+
+
+def tune(
+    start: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN | KEY=VALUE…",
+            help="A run folder, or the settings of a run that is measured first: model=qwen2_5_1_5b.",
+            autocompletion=complete_tuned,
+        ),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="What to improve: tpot, ttft, throughput or energy.", autocompletion=complete_objective)
+    ] = "tpot",
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC<LIMIT",
+            help="What the result must meet: 'ttft<50ms', 'memory<20GB', 'throughput>100'; of ttft, tpot, latency, throughput, "
+            "memory, energy. May be repeated.",
+            autocompletion=complete_goal,
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"Time for the whole search: 90s, 20m, 1h. Default: {_DEFAULT_BUDGET}.")
+    ] = None,
+    tokens: Annotated[
+        str,
+        typer.Option(
+            help="same: a change that does not alter the precision must produce the tokens of the base. any: not checked."
+        ),
+    ] = "same",
+    allow_lossy: Annotated[
+        bool, typer.Option("--allow-lossy", help="Also try changes of precision: dtype, quantization. Their tokens may differ.")
+    ] = False,
+    lever: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE,VALUE", help="Another setting to try, with its values. May be repeated."),
+    ] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="Try at most this many findings of each run.")] = None,
+    max_steps: Annotated[int | None, typer.Option("--max-steps", min=1, help="Try at most this many changes.")] = None,
+    runs: Annotated[
+        int | None, typer.Option(min=1, max=30, help="Runs per side of a decision. Default: 3 on a CPU, 2 on a GPU.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the last search of RUN.")] = False,
+    config_dir: Annotated[Path | None, typer.Option(help="A folder with your own options.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Search for a faster configuration of a run: change, measure, keep what holds, repeat.
+
+    The findings of the run are tried first, the most promising first, then levers without a prediction. A change is kept
+    if `compare` calls it faster over several alternating runs, the tokens are the same, and every constraint is met. At
+    the end, fresh runs confirm the gain. Each trial is an ordinary run. Ctrl-C keeps the best configuration so far.
+    """
+    note_debug(debug)
+    from llm_perf_opt.analysis.tuning.goals import parse_budget
+    from llm_perf_opt.cli.progress import progress_for
+    from llm_perf_opt.workflows.tune_folder import TuneOptions
+
+    words = start or []
+    options = TuneOptions(
+        objective, tuple(constraint or ()), parse_budget(budget or _DEFAULT_BUDGET), tokens, allow_lossy, top, max_steps, runs,
+        tuple(lever or ()),
+    )  # fmt: skip
+    if resume and options != TuneOptions(budget_s=options.budget_s):
+        raise ConfigError("--resume uses the options of the search.", "Only --budget may be given with it.")
+    with graceful_exit(), progress_for(quiet) as progress:
+        folder = _folder(words, options, config_dir, progress, resume=resume, budget=budget)
+        print(f"search: {folder.path}", file=sys.stderr)
+        try:
+            _search(folder, progress, quiet=quiet, as_json=as_json)
+        finally:
+            folder.close()
+
+
+def _folder(
+    words: list[str], options: "TuneOptions", config_dir: Path | None, progress: "Listener", *, resume: bool, budget: str | None
+) -> "TuneFolder":
+    """Return the folder of a new or a resumed search; settings are measured first."""
+    from llm_perf_opt.workflows import tune as work
+
+    settings = not words or all("=" in word and not Path(word).exists() for word in words)
+    if not settings and len(words) > 1:
+        raise ConfigError(f"{words[0]} is a run; its settings cannot be changed here.", "Give a run alone, or settings alone.")
+    if resume:
+        if settings:
+            raise ConfigError("--resume needs the run that was tuned.", "Write `llm-perf tune RUN --resume`.")
+        return work.resume(Path(words[0]), options.budget_s if budget else None)
+    work.check_options(options)
+    if not settings:
+        return work.begin(Path(words[0]), options, command_line())
+    base, seconds = work.measure_base(words, config_dir, ["llm-perf", "run", *words], progress)
+    return work.begin(base, options, command_line(), fresh=True, spent_s=seconds)
+
+
+def _search(folder: "TuneFolder", progress: "Listener", *, quiet: bool, as_json: bool) -> None:
+    from llm_perf_opt.analysis.tuning.records import tune_json
+    from llm_perf_opt.report.terminal import render_text
+    from llm_perf_opt.report.tune import step_line, tune_document
+    from llm_perf_opt.workflows.tune import tune as search
+
+    def show(step: "Step") -> None:
+        if not quiet:
+            print(step_line(step), file=sys.stderr)
+
+    found, interrupted = search(folder, progress, on_step=show)
+    if as_json:
+        print_json(tune_json(found))
+    else:
+        sys.stdout.write(render_text(tune_document(found, folder.path.name)) + f"\nreport: {folder.page_file}\n")
+    raise_if(interrupted)
+    if not found.constraints_met:
+        raise typer.Exit(1)

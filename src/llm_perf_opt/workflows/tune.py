@@ -1,0 +1,296 @@
+"""`llm-perf tune`: find a faster configuration of a run, step by step, and write the page."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt import __version__
+from llm_perf_opt.analysis.comparison.differences import config_differences
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.tuning.candidates import Lossy, remedy_levers
+from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, objective_named, parse_constraints
+from llm_perf_opt.analysis.tuning.measures import level_of
+from llm_perf_opt.analysis.tuning.records import ConstraintLine, Step, TuneResult, tune_json
+from llm_perf_opt.analysis.tuning.tokens import Tried
+from llm_perf_opt.config.composition import Composed, compose, expand_sweep
+from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
+from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError
+from llm_perf_opt.core.records import CleanTimings, Missing
+from llm_perf_opt.core.run_folder import write_record, write_whole
+from llm_perf_opt.profiling.capture import capture
+from llm_perf_opt.profiling.passes import Listener
+from llm_perf_opt.report.html import render_html
+from llm_perf_opt.report.markdown import render_markdown
+from llm_perf_opt.report.tune import final_command, tune_document
+from llm_perf_opt.report.tune_charts import staircase_svg
+from llm_perf_opt.workflows.advise import overridden, require_same_device
+from llm_perf_opt.workflows.analyze_run import analyze, report_run
+from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
+from llm_perf_opt.workflows.run_reader import RunReader
+from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState
+from llm_perf_opt.workflows.tune_runs import Clock, Configuration, OutOfBudgetError, Recorder, Runs, StoppedError, configuration
+from llm_perf_opt.workflows.tune_search import Place, Rules, Search, distance_of
+
+RUNS_ON_CPU, RUNS_ON_GPU = 3, 2
+"""Runs per side of a decision. On a CPU, three measure how much processes differ; an accelerator needs fewer."""
+
+
+def check_options(options: TuneOptions) -> None:
+    """Raise ConfigError for an option that is invalid, before anything is measured."""
+    objective_named(options.objective)
+    parse_constraints(options.constraints)
+    user_levers(options.levers)
+    if options.tokens not in ("same", "any"):
+        raise ConfigError(f"--tokens {options.tokens} is not known.", "Known: same, any.")
+
+
+def user_levers(texts: Sequence[str]) -> list[Lever]:
+    """Return the levers that the user gave as KEY=VALUE,VALUE."""
+    found = []
+    for text in texts:
+        choices = tuple(tuple(point) for point in expand_sweep([text]))
+        found.append(Lever(text.partition("=")[0], choices))
+    return found
+
+
+def measure_base(
+    overrides: Sequence[str], config_dir: Path | None, command: Sequence[str], listener: Listener
+) -> tuple[Path, float]:
+    """Make the run that a search starts from; return its folder and the seconds it took."""
+    begun = time.monotonic()
+    composed = compose(overrides, config_dir)
+    folder, error = capture(composed, command, listener)
+    report_run(RunReader(folder))
+    if error is not None:
+        raise error
+    return folder.path, time.monotonic() - begun
+
+
+def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bool = False, spent_s: float = 0.0) -> TuneFolder:
+    """Create the folder of a search. `fresh`: the base was measured just now, which took `spent_s`."""
+    check_options(options)
+    run = RunReader.open(base)
+    if run.manifest.kind != "run" or not run.settings:
+        raise ParseError(
+            f"{base} cannot be tuned: it is not a run of a model with its configuration.", "Give a run of `llm-perf run`."
+        )
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    points = () if isinstance(run.timings, Missing) else read_calibration(run.timings.model.device_name)[0]
+    state = TuneState(
+        SCHEMA, __version__, created, tuple(command), str(run.folder.path), fresh, options, points, spent_s=spent_s
+    )  # fmt: skip
+    return TuneFolder.create(run.folder.path, state)
+
+
+def resume(path: Path, budget_s: float | None) -> TuneFolder:
+    """Open the last search of a run; with a new budget if one is given."""
+    folder = TuneFolder.find(path)
+    state = folder.read()
+    if budget_s is not None:
+        folder.write(replace(state, options=replace(state.options, budget_s=budget_s)))
+    return folder
+
+
+class CapturedRuns:
+    """Runs of this machine: ordinary run folders inside the folder of the search."""
+
+    def __init__(self, folder: Path, values: Mapping[str, Any], command: Sequence[str], listener: Listener) -> None:
+        self._folder, self._values, self._command, self._listener = folder, values, command, listener
+
+    def measure(
+        self, overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float
+    ) -> tuple[Path | None, LlmPerfError | None]:
+        """Capture and report a run."""
+        try:
+            made, error = capture(
+                Composed(self._config(overrides, profiled, limit_s), self._folder / name), self._command, self._listener
+            )
+            report_run(RunReader(made))
+        except LlmPerfError as raised:
+            return None, raised
+        return made.path, error
+
+    def _config(self, overrides: tuple[str, ...], profiled: bool, limit_s: float) -> Any:
+        """Return the configuration, unprofiled unless its findings are wanted. No pass may take longer than the budget."""
+        own = overridden(self._values, overrides, profiled=True)
+        profiling = own.profiling if profiled else replace(overridden(self._values, overrides).profiling, nvml=own.profiling.nvml)
+        limit = min(profiling.pass_timeout_s, max(limit_s, 1.0))
+        return replace(own, profiling=replace(profiling, pass_timeout_s=limit))
+
+    def read(self, path: Path, *, profiled: bool) -> Tried:
+        """Analyze a run."""
+        run = RunReader.open(path)
+        return Tried(str(run.folder.path), analyze(run, traces=profiled), run.tokens)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The base and what can be changed in it."""
+
+    place: Place
+    given: Tried
+    values: Mapping[str, Any]
+    rules: Rules
+    levers: tuple[Lever, ...]
+    lossy: Lossy
+    notes: tuple[str, ...]
+
+
+def tune(
+    folder: TuneFolder,
+    listener: Listener,
+    *,
+    runs: Runs | None = None,
+    clock: Clock = time.monotonic,
+    on_step: Callable[[Step], None] = lambda _: None,
+) -> tuple[TuneResult, LlmPerfError | None]:
+    """Run or resume a search, and write its pages. Return the result and the interruption that ended it, if one did."""
+    state = folder.read()
+    run = RunReader.open(Path(state.base))
+    values = run.settings
+    here = runs is None
+    runs = runs or CapturedRuns(folder.path, values, state.command, listener)
+    recorder = Recorder(folder, runs, clock)
+    given = runs.read(Path(state.base), profiled=True)
+    if here:
+        require_same_device(run.folder, given.analysis, values)
+    try:
+        start = _start(state, given, values, recorder)
+    except StoppedError as stop:
+        raise Interrupted(stop.error.fact, f"Nothing was tried yet. `llm-perf tune {state.base} --resume` continues.") from stop
+    search = Search(start.rules, values, start.place, recorder, start.levers, start.lossy, state.calibration)
+    stopped: LlmPerfError | None = None
+
+    def stepped(step: Step) -> None:
+        on_step(step)
+        partial = _result(folder, start, search, recorder, (None, "the search has not ended", None))
+        write_record(folder.result_file, tune_json(partial))  # a search that is killed shows what it had kept
+
+    search.on_step = stepped
+    confirmed: tuple[bool | None, str, Any] = (None, "the search was interrupted", None)
+    try:
+        search.run()
+        confirmed = search.confirm()
+    except StoppedError as stop:
+        search.progress.ending, search.progress.why = "interrupted", stop.error.fact
+        stopped = type(stop.error)(stop.error.fact, f"`llm-perf tune {state.base} --resume` continues the search.")
+    unkept = add_calibration(search.progress.points)
+    start = replace(start, notes=(*start.notes, *([unkept] if unkept else [])))
+    found = _result(folder, start, search, recorder, confirmed)
+    _write(folder, found)
+    folder.write(replace(folder.read(), spent_s=recorder.spent_s, ended="" if stopped else found.why))
+    return found, stopped
+
+
+def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: Recorder) -> _Start:
+    """Measure the base again unless it was measured for this search, and return what the search starts with."""
+    goal = objective_named(state.options.objective)
+    unchanged = configuration(values, ())
+    notes = [warning.text for warning in given.analysis.warnings]
+    first = given if state.fresh else _again(recorder, unchanged)
+    timings = first.timings
+    if isinstance(timings, Missing):
+        raise ParseError(f"{first.path} has no times to improve: {timings.why}.", "Measure the base again.")
+    value = level_of([first.analysis], goal)
+    if isinstance(value, Missing):
+        raise ConfigError(f"--objective {goal.name} cannot be measured here: {value.why}.", "Choose another objective.")
+    trace = given.analysis.trace
+    has_findings = not isinstance(trace, Missing) and trace.complete
+    if not has_findings:
+        notes.append(f"The base has no findings, so only levers without a prediction are tried: {trace.why}")
+    options, remedies = state.options, timings.runtime.remedies if timings.runtime else ()
+    levers = (*user_levers(options.levers), *traits_of(str(values["runtime"]["type"])).levers(_machine(timings, given.analysis)))
+    rules = Rules(
+        goal,
+        parse_constraints(options.constraints),
+        options.tokens,
+        options.allow_lossy,
+        options.runs or (RUNS_ON_CPU if timings.model.device.startswith("cpu") else RUNS_ON_GPU),
+        options.top,
+        options.max_steps,
+    )
+    place = Place(unchanged, (first,), given if has_findings else None)
+    return _Start(place, given, values, rules, (*levers, *remedy_levers(remedies)), Lossy(levers, remedies), tuple(notes))
+
+
+def _again(recorder: Recorder, unchanged: Configuration) -> Tried:
+    try:
+        found = recorder.run(unchanged, "base")
+    except OutOfBudgetError:
+        raise ConfigError("The budget is too short to measure the base.", "Give a longer --budget.") from None
+    if isinstance(found, Missing):
+        raise ParseError(f"The base could not be measured again: {found.why}", "See run.json in its folder for the reason.")
+    return found
+
+
+def _machine(timings: CleanTimings, analysis: RunAnalysis) -> Machine:
+    compiler = analysis.env.get("compiler")
+    missing = isinstance(compiler, str) and compiler.startswith("n/a")
+    return Machine(timings.model.device.split(":")[0], len(os.sched_getaffinity(0)), not missing)
+
+
+# --- the result ---------------------------------------------------------------------------------------------------------
+
+
+def _result(
+    folder: TuneFolder, start: _Start, search: Search, recorder: Recorder, confirmed: tuple[bool | None, str, Any]
+) -> TuneResult:
+    state, progress, goal = folder.read(), search.progress, start.rules.goal
+    lost = confirmed[0] is False
+    best = search.base if lost else search.current
+    kept = [step for step in progress.steps if step.kept]
+    moved = bool(best.configuration.overrides) and bool(kept)
+    best_run = best.profiled or best.runs[-1]
+    base_value = level_of(search.base.analyses, goal)
+    points = {(point.run, point.made, point.finding): point for point in (*state.calibration, *progress.points)}
+    timings = start.place.runs[0].timings
+    return TuneResult(
+        base=state.base,
+        best=best_run.path if moved else state.base,
+        objective=goal.name,
+        unit=goal.unit,
+        steps=tuple(progress.steps),
+        ending=progress.ending,
+        why=progress.why or "the search is running",
+        overrides=best.configuration.overrides if moved else (),
+        confirmation=confirmed[2],
+        confirmed=confirmed[0],
+        confirmed_why=confirmed[1],
+        not_tried=tuple(progress.not_tried),
+        constraints=tuple(_constraint_line(one, search.base, best) for one in start.rules.constraints),
+        base_value=None if isinstance(base_value, Missing) else base_value,
+        base_distance=distance_of(start.given, goal),
+        spent_s=recorder.spent_s,
+        budget_s=state.options.budget_s,
+        runs_per_side=start.rules.runs,
+        command=tuple(final_command(start.given.analysis.manifest.command, best.configuration.overrides if moved else ())),
+        diff=_diff(start.given.analysis, best_run.analysis) if moved else (),
+        calibration=tuple(points.values()),
+        device="" if isinstance(timings, Missing) else timings.model.device_name,
+        notes=start.notes,
+    )
+
+
+def _constraint_line(constraint: Constraint, base: Place, best: Place) -> ConstraintLine:
+    goal = GOALS[constraint.goal]
+    values = [level_of(place.analyses, goal) for place in (base, best)]
+    shown = [str(value) if isinstance(value, Missing) else goal.text(value) for value in values]
+    return ConstraintLine(constraint.text, shown[0], shown[1], not constraint.broken_by(values[1]))
+
+
+def _diff(base: RunAnalysis, best: RunAnalysis) -> tuple[tuple[str, str, str], ...]:
+    rows = config_differences(base, best)
+    return tuple((row.key, row.base, row.new) for row in rows if not row.key.startswith("profiling."))
+
+
+def _write(folder: TuneFolder, found: TuneResult) -> None:
+    """Write result.json, tune.html and tune.md."""
+    write_record(folder.result_file, tune_json(found))
+    document = tune_document(found, folder.path.name)
+    write_whole(folder.image_file, staircase_svg(found).encode())
+    write_whole(folder.report_file, render_markdown(document).encode())
+    write_whole(folder.page_file, render_html(document).encode())

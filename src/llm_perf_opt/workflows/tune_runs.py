@@ -1,0 +1,119 @@
+"""The runs of a search: made once, recorded, and read back when the search is resumed; the time budget."""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from llm_perf_opt.analysis.comparison.facts import flatten
+from llm_perf_opt.analysis.tuning.tokens import Tried
+from llm_perf_opt.config.composition import with_overrides
+from llm_perf_opt.core.errors import Interrupted, LlmPerfError
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder
+
+Clock = Callable[[], float]
+_NOT_COMPARED = ("profiling", "project", "experiment")
+_LEAST_S = 1.0
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The configuration of the base with some settings replaced."""
+
+    overrides: tuple[str, ...]
+    signature: str
+    """Equal for equal configurations, however they are written."""
+
+
+def configuration(values: Mapping[str, Any], overrides: tuple[str, ...]) -> Configuration:
+    """Return a configuration; the last override of a key counts. Raise ConfigError if it is invalid."""
+    by_key = {text.partition("=")[0]: text for text in overrides}
+    merged = tuple(by_key.values())
+    plain = {key: value for key, value in asdict(with_overrides(values, merged)).items() if key not in _NOT_COMPARED}
+    text = json.dumps(sorted(flatten(plain).items()))
+    return Configuration(merged, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+class Runs(Protocol):
+    """Measures configurations and reads their runs."""
+
+    def measure(
+        self, overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float
+    ) -> tuple[Path | None, LlmPerfError | None]:
+        """Make a run inside the folder of the search; return its folder, and the error that ended it."""
+
+    def read(self, path: Path, *, profiled: bool) -> Tried:
+        """Read a run; with its trace if it is profiled."""
+
+
+class OutOfBudgetError(Exception):
+    """The next run would not end within the budget."""
+
+
+class StoppedError(Exception):
+    """The user stopped the search."""
+
+    def __init__(self, error: Interrupted) -> None:
+        super().__init__(error.fact)
+        self.error = error
+
+
+class Recorder:
+    """Makes each run of the search once. A resumed search gets the recorded ones."""
+
+    def __init__(self, folder: TuneFolder, runs: Runs, clock: Clock = time.monotonic) -> None:
+        self._folder, self._runs, self._clock = folder, runs, clock
+        state = folder.read()
+        self._known = {made.key: made for made in state.runs}
+        self._numbers: dict[str, int] = {}
+        self._before_s, self._begun = state.spent_s, clock()
+        self.budget_s = state.options.budget_s
+        self.longest_s = 0.0
+        """The longest run so far that was not profiled."""
+
+    @property
+    def spent_s(self) -> float:
+        """The time of the search so far, over all processes that worked on it."""
+        return self._before_s + self._clock() - self._begun
+
+    def run(self, wanted: Configuration, name: str, *, profiled: bool = False, reserve_s: float = 0.0) -> Maybe[Tried]:
+        """Return a new run of the configuration, or why it has no result.
+
+        Raise OutOfBudgetError if it may not end in time for `reserve_s` to remain, StoppedError if the user stops it.
+        """
+        number = self._numbers.get(wanted.signature, 0)
+        self._numbers[wanted.signature] = number + 1
+        key = f"{wanted.signature}:{number}{':profiled' if profiled else ''}"
+        made = self._known.get(key) or self._make(key, wanted, name, profiled, reserve_s)
+        if not profiled and not made.why:
+            self.longest_s = max(self.longest_s, made.seconds)
+        if made.why:
+            return Missing(made.why)
+        try:
+            tried = self._runs.read(self._folder.path / made.run, profiled=profiled)
+        except LlmPerfError as error:
+            return Missing(error.fact)
+        return tried.timings if isinstance(tried.timings, Missing) else tried
+
+    def _make(self, key: str, wanted: Configuration, name: str, profiled: bool, reserve_s: float) -> MadeRun:
+        left = self.budget_s - self.spent_s
+        if left < max(self.longest_s, _LEAST_S) + reserve_s:
+            raise OutOfBudgetError
+        begun = self._clock()
+        folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=left)
+        if isinstance(error, Interrupted):
+            raise StoppedError(error)
+        made = MadeRun(key, folder.name if folder else "", self._clock() - begun, error.fact if error else "")
+        self._folder.add(made, self.spent_s)
+        return made
+
+
+def folder_name(number: int, words: str, run: int | str) -> str:
+    """Return the name of a trial's folder: its number, its change and the number of the run."""
+    values = "-".join(text.partition("=")[2] for text in words.split()) or words
+    return f"{number:02d}-{re.sub(r'[^A-Za-z0-9.]+', '-', values).strip('-.')[:40] or 'change'}-{run}"

@@ -1,0 +1,353 @@
+"""The search: try the most promising change, keep it if it holds, analyze the result, continue.
+
+How errors are controlled. A change is judged once, by `compare`, after a number of runs that is fixed in advance; before that,
+its first run can only end it (not better, other tokens, a constraint), never keep it. Runs of the two sides alternate. Many
+changes are tried, so one may be kept by chance, and the gains of kept changes are likely too large. Therefore the claim about the
+whole search comes from its end: fresh runs of the base and of the best configuration, alternating, judged once.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, calibration_rows, point_of
+from llm_perf_opt.analysis.tuning.candidates import Change, Lossy, Prediction, finding_changes, lever_changes, prediction
+from llm_perf_opt.analysis.tuning.deciding import SMALLEST, Decision, decide
+from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, Goal, in_ns
+from llm_perf_opt.analysis.tuning.measures import broken, level_of, value_in
+from llm_perf_opt.analysis.tuning.records import Ending, NotTried, StageDistance, Step
+from llm_perf_opt.analysis.tuning.tokens import TokenCheck, Tried, check_tokens
+from llm_perf_opt.analysis.verification import measured
+from llm_perf_opt.config.runtimes import Lever
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import percentage
+from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Recorder, configuration, folder_name
+
+_BUDGET_ENDED = "the budget ended before the change could be judged"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the search is asked to do."""
+
+    goal: Goal
+    constraints: tuple[Constraint, ...] = ()
+    tokens: str = "same"
+    allow_lossy: bool = False
+    runs: int = 1
+    """Runs per side of a decision."""
+    top: int | None = None
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A configuration of the search, with the runs of it that may be compared."""
+
+    configuration: Configuration
+    runs: tuple[Tried, ...]
+    """In the order they were made."""
+    profiled: Tried | None = None
+    """The run whose findings are used."""
+
+    @property
+    def analyses(self) -> list[Any]:
+        """The analyses of its runs."""
+        return [run.analysis for run in self.runs]
+
+
+@dataclass
+class Progress:
+    """What the search has found so far."""
+
+    steps: list[Step] = field(default_factory=list)
+    not_tried: list[NotTried] = field(default_factory=list)
+    points: list[CalibrationPoint] = field(default_factory=list)
+    ending: Ending = "running"
+    why: str = ""
+
+
+class Search:
+    """A greedy search from a base."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        values: Mapping[str, Any],
+        base: Place,
+        recorder: Recorder,
+        levers: Sequence[Lever] = (),
+        lossy: Lossy | None = None,
+        calibration: Sequence[CalibrationPoint] = (),
+    ) -> None:
+        self._rules, self._values, self._recorder, self._levers = rules, values, recorder, levers
+        self._lossy = lossy or Lossy(levers)
+        self._rows = {row.finding: row for row in calibration_rows(calibration)}
+        self.base = self.current = base
+        self._reference = base.runs[0]
+        """The run whose tokens a lossless change must reproduce."""
+        self._configurations = {base.configuration.signature}
+        self._changes: set[frozenset[str]] = set()
+        self._slow: dict[frozenset[str], int] = {}
+        """Changes that were not better, and how many steps were kept then: each may be tried once more on another base."""
+        self.progress = Progress()
+        self.on_step: Callable[[Step], None] = lambda _: None
+
+    # --- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Try changes until none is left, or the budget or the number of steps is spent."""
+        try:
+            while True:
+                if self._rules.max_steps is not None and len(self.progress.steps) >= self._rules.max_steps:
+                    self._end("max steps", f"{self._rules.max_steps} changes were tried (--max-steps)")
+                    return
+                change = self._next()
+                if change is None:
+                    self._end("nothing left", "no further change promises an improvement")
+                    return
+                self._try(*change)
+        except OutOfBudgetError:
+            self._end("budget", "the next run would not have ended within the budget (--budget)")
+
+    def _end(self, ending: Ending, why: str) -> None:
+        self.progress.ending, self.progress.why = ending, why
+
+    @property
+    def goal(self) -> Goal:
+        """What the next step improves: the figure of the first constraint that is not met, else the objective."""
+        unmet = broken(self._rules.constraints, self.current.analyses)
+        return GOALS[unmet[0].goal] if unmet else self._rules.goal
+
+    def _next(self) -> tuple[Change, Configuration] | None:
+        """Return the most promising change that leads to a configuration which was not tried."""
+        goal = self.goal
+        found = finding_changes(self._findings(), goal, self._lossy, self._rows)[: self._rules.top]
+        changes = [*found, *lever_changes(self._levers, goal, self._lossy)]
+        kept = sum(step.kept for step in self.progress.steps)
+        again = [change for change in changes if self._slow.get(change.key, kept) < kept]
+        for change in [*(one for one in changes if one.key not in self._changes), *again]:
+            wanted = self._wanted(change)
+            if wanted is not None and wanted.signature not in self._configurations:
+                return change, wanted
+        return None
+
+    def _findings(self) -> Sequence[Any]:
+        profiled = self.current.profiled
+        trace = Missing("not profiled") if profiled is None else profiled.analysis.trace
+        return () if isinstance(trace, Missing) or not trace.complete else trace.findings
+
+    def _wanted(self, change: Change) -> Configuration | None:
+        """Return the configuration with the change, or record why it is not tried."""
+        why = ""
+        if change.lossy and not self._rules.allow_lossy:
+            why = "it changes the precision of the model; --allow-lossy allows it"
+        elif change.other_work and self._rules.tokens == "same":
+            why = "it changes the requests, so the tokens cannot be compared; --tokens any allows it"
+        try:
+            wanted = configuration(self._values, (*self.current.configuration.overrides, *change.overrides))
+        except ConfigError as error:
+            why = why or f"refused: {error.fact}"
+        if why:
+            left_out = NotTried(change.overrides, change.source, why)
+            if left_out not in self.progress.not_tried:
+                self.progress.not_tried.append(left_out)
+            return None
+        return wanted
+
+    # --- one step --------------------------------------------------------------------------------------------------------
+
+    def _try(self, change: Change, wanted: Configuration) -> None:
+        goal, number = self.goal, len(self.progress.steps) + 1
+        self._changes.add(change.key)
+        self._configurations.add(wanted.signature)
+        step = Step(change.overrides, change.source, False, "", goal.name, self._prediction(change, goal), lossy=change.lossy)
+        trial = _Trial(self, change, wanted, number)
+        try:
+            step = trial.judged(step, goal)
+        except OutOfBudgetError:
+            self._add(replace(trial.described(step, goal), why=_BUDGET_ENDED))
+            raise
+        self._learn(change, trial)
+        if not step.kept:
+            self.current = replace(self.current, runs=(*self.current.runs, *trial.before[1:]))
+            if trial.slow:
+                self._slow[change.key] = sum(one.kept for one in self.progress.steps) if change.key not in self._slow else 10**9
+            self._add(step)
+            return
+        self.current = self._analyzed(wanted, trial.runs, number, change)
+        if change.lossy:
+            self._reference = trial.runs[0]
+        best = self.current.profiled or trial.runs[-1]
+        self._add(replace(step, run=best.path, distance=distance_of(best, goal)))
+
+    def _add(self, step: Step) -> None:
+        self.progress.steps.append(step)
+        self.on_step(step)
+
+    def _prediction(self, change: Change, goal: Goal) -> Prediction | None:
+        level, timings = level_of(self.current.analyses, goal), self.current.runs[-1].timings
+        if change.finding is None or isinstance(level, Missing) or isinstance(timings, Missing):
+            return None
+        ns = in_ns(goal, level)
+        return None if ns is None else prediction(change.finding, goal, ns, timings, self._rows)
+
+    def _analyzed(self, wanted: Configuration, runs: Sequence[Tried], number: int, change: Change) -> Place:
+        """Return the new place, with the findings of a profiled run if the base has any."""
+        if self.base.profiled is None:
+            return Place(wanted, tuple(runs))
+        try:
+            found = self._recorder.run(
+                wanted, folder_name(number, change.text, "profile"), profiled=True, reserve_s=self.reserve_s
+            )
+        except OutOfBudgetError:
+            return Place(wanted, tuple(runs))
+        return Place(wanted, tuple(runs)) if isinstance(found, Missing) else Place(wanted, (*runs, found), found)
+
+    @property
+    def reserve_s(self) -> float:
+        """The time that confirming the result takes."""
+        return 2 * self._rules.runs * self._recorder.longest_s
+
+    def _learn(self, change: Change, trial: "_Trial") -> None:
+        """Keep the prediction and the measurement of a finding."""
+        before = self.current.runs[-1].timings
+        if change.finding is None or not trial.runs or isinstance(before, Missing):
+            return
+        first = trial.runs[0]
+        after = first.timings
+        if isinstance(after, Missing):
+            return
+        result = measured(change.finding, before, after, first.path)
+        made = first.analysis.manifest.created
+        point = point_of(result, device=after.model.device_name, model=after.model.name, run=first.path, made=made)
+        if point is not None:
+            self.progress.points.append(point)
+
+    # --- the end -----------------------------------------------------------------------------------------------------------
+
+    def confirm(self) -> tuple[bool | None, str, Decision | None]:
+        """Compare base and best in fresh runs. Return whether the gain is confirmed (None: not checked), why, and how."""
+        if self.current.configuration == self.base.configuration:
+            return None, "nothing was kept", None
+        sides: list[list[Tried]] = [[], []]
+        try:
+            for number in range(1, self._rules.runs + 1):
+                for side, place, name in zip(sides, (self.base, self.current), ("base", "best"), strict=True):
+                    found = self._recorder.run(place.configuration, f"confirm-{name}-{number}")
+                    if isinstance(found, Missing):
+                        return None, f"a fresh run of the {name} failed: {found.why}", None
+                    side.append(found)
+        except OutOfBudgetError:
+            return None, "the budget ended before fresh runs could confirm the gain", None
+        kept = [step for step in self.progress.steps if step.kept]
+        keys = [text.partition("=")[0] for step in kept for text in step.change]
+        goal = self._claimed(kept)
+        analyses = [[run.analysis for run in side] for side in sides]
+        decision = decide(analyses[0], analyses[1], goal, keys, other_model=any(step.lossy for step in kept))
+        return decision.better, decision.why, decision
+
+    def _claimed(self, kept: Iterable[Step]) -> Goal:
+        """Return the figure that the search improved: the objective, or a constraint if no step improved the objective."""
+        goals = [step.goal for step in kept]
+        return self._rules.goal if self._rules.goal.name in goals else GOALS[goals[-1]]
+
+
+class _Trial:
+    """The runs of one change and of the configuration before it."""
+
+    def __init__(self, search: Search, change: Change, wanted: Configuration, number: int) -> None:
+        self._search, self._change, self._wanted, self._number = search, change, wanted, number
+        self.runs: list[Tried] = []
+        self.before: list[Tried] = [search.current.runs[-1]]
+        self.slow = False
+        """Whether it was rejected because it was not better."""
+        self._tokens: TokenCheck | None = None
+
+    def judged(self, step: Step, goal: Goal) -> Step:
+        """Run the change as often as needed and return the step with the decision."""
+        for number in range(1, self._search._rules.runs + 1):
+            if number > 1:
+                again = self._run(self._search.current.configuration, f"before-{number}")
+                if isinstance(again, Missing):
+                    return replace(
+                        self.described(step, goal), why=f"the configuration before it could not be run again: {again.why}"
+                    )
+                self.before.append(again)
+            found = self._run(self._wanted, number)
+            if isinstance(found, Missing):
+                return replace(self.described(step, goal), why=f"it failed: {found.why}")
+            self.runs.append(found)
+            why = self._refused(found) or (self._hopeless(found, goal) if number == 1 else "")
+            if why:
+                return replace(self.described(step, goal), why=why)
+        return self._decided(step, goal)
+
+    def _run(self, wanted: Configuration, run: int | str) -> Maybe[Tried]:
+        name = folder_name(self._number, self._change.text, run)
+        search = self._search
+        return search._recorder.run(wanted, name, reserve_s=search.reserve_s)
+
+    def _refused(self, found: Tried) -> str:
+        """Return why the change may not be kept whatever it saves: its tokens, or a constraint."""
+        rules = self._search._rules
+        self._tokens = check_tokens(self._search._reference, found)
+        must_match = rules.tokens == "same" and not self._change.lossy
+        if must_match and self._tokens.same is not True:
+            return f"rejected: {self._tokens.why}"
+        unmet = {one.text for one in broken(rules.constraints, self._search.current.analyses)}
+        for constraint in rules.constraints:
+            why = constraint.broken_by(value_in(found.analysis, GOALS[constraint.goal]))
+            if why and constraint.text not in unmet:
+                return f"breaks the constraint {why}"
+        return ""
+
+    def _hopeless(self, found: Tried, goal: Goal) -> str:
+        """Return why no further run is made: the first one is not better than the one before it."""
+        before, after = (value_in(run.analysis, goal) for run in (self.before[-1], found))
+        if isinstance(before, Missing) or isinstance(after, Missing):
+            missing = before if isinstance(before, Missing) else after
+            return f"{goal.name} is not known: {missing.why if isinstance(missing, Missing) else ''}"
+        gain = after / before - 1 if goal.higher_is_better else 1 - after / before
+        if gain >= SMALLEST:
+            return ""
+        self.slow = True
+        change = percentage(after / before - 1, 1, signed=True)
+        return f"not better in its first run: {goal.text(before)} → {goal.text(after)}, {change}"
+
+    def _decided(self, step: Step, goal: Goal) -> Step:
+        keys = [text.partition("=")[0] for text in self._change.overrides]
+        sides = [[run.analysis for run in runs] for runs in (self.before, self.runs)]
+        decision = decide(sides[0], sides[1], goal, keys, other_model=self._change.lossy)
+        self.slow = not decision.better
+        return replace(self.described(step, goal), kept=decision.better, why=decision.why, decision=decision)
+
+    def described(self, step: Step, goal: Goal) -> Step:
+        """Return the step with what was measured so far."""
+        tokens = self._tokens
+        levels = [level_of([run.analysis for run in runs], goal) for runs in (self.before, self.runs)]
+        before, after = (None if isinstance(level, Missing) else in_ns(goal, level) for level in levels)
+        return replace(
+            step,
+            run=self.runs[-1].path if self.runs else "",
+            runs=tuple(run.path for run in self.runs),
+            against=tuple(run.path for run in self.before),
+            same_tokens=tokens.same if tokens else None,
+            tokens_why=tokens.why if tokens else "",
+            agreement=None if tokens is None or isinstance(tokens.agreement, Missing) else tokens.agreement,
+            before_ns=before,
+            measured_ns=after,
+            distance=distance_of(self.runs[-1], goal) if self.runs else None,
+        )
+
+
+def distance_of(run: Tried, goal: Goal) -> StageDistance | None:
+    """Return the distance of the goal's stage from its roofline time; None if it is unknown."""
+    found = run.analysis.efficiency
+    if isinstance(found, Missing) or not goal.stage:
+        return None
+    stage = next((stage for stage in found.stages if stage.stage == goal.stage), None)
+    if stage is None or isinstance(stage.distance, Missing):
+        return None
+    return StageDistance(stage.distance.times, stage.distance.roofline.seconds * 1e9)

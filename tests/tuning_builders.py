@@ -1,0 +1,148 @@
+"""A machine whose settings have known effects: runs of a search without a process, a clock or noise of the real machine.
+
+The runtime is a plug-in with levers, found through the entry point. Its runs are small files, so that another process can go on
+with a search.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from builders import MS, clean_timings, iteration, manifest, model_facts, run_analysis
+from llm_perf_opt.analysis.metrics import metrics
+from llm_perf_opt.analysis.tuning.tokens import Tried
+from llm_perf_opt.config.composition import compose, with_overrides
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.run_folder import RunFolder, write_whole
+from plugins import bring, installed
+
+RUNNER = """
+from llm_perf_opt.config.runtimes import Lever, Runtime
+
+LEVERS = (
+    Lever("fast path", (("runtime.engine.fast=1",), ("runtime.engine.fast=2",))),
+    Lever("slow path", (("runtime.engine.slow=1",),)),
+    Lever("other tokens", (("runtime.engine.wrong=1",),)),
+    Lever("helps the fast path", (("runtime.engine.helper=1",),)),
+    Lever("broken", (("runtime.engine.broken=1",),)),
+    Lever("greedy for memory", (("runtime.engine.memory=1",),)),
+    Lever("precision", (("runtime.engine.bits=4",),), lossy=True),
+)
+RUNTIME = Runtime("fake", "fake_runner:open_fake", steppable=False, levers=lambda machine: LEVERS)
+
+
+def open_fake(request):
+    raise AssertionError("not opened")
+"""
+
+
+def step_ms(engine: Mapping[str, Any]) -> float:
+    """The known effects. The best lossless configuration: fast=2 and helper=1, 10 ms × 0.6 × 0.9 = 5.4 ms."""
+    step = 10.0
+    step *= {1: 0.8, 2: 0.6}.get(engine.get("fast", 0), 1.0)
+    step *= 1.3 if engine.get("slow") else 1.0
+    step *= 0.5 if engine.get("wrong") else 1.0
+    step *= 0.9 if engine.get("helper") and engine.get("fast") else 1.0
+    step *= 0.7 if engine.get("memory") else 1.0
+    return step * (0.5 if engine.get("bits") else 1.0)
+
+
+@dataclass
+class FakeClock:
+    """Seconds that pass only when a run is made."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeRuns:
+    """Measures configurations of the fake runtime in `seconds` each."""
+
+    folder: Path
+    values: Mapping[str, Any]
+    clock: FakeClock = field(default_factory=FakeClock)
+    seconds: float = 10.0
+    noise: float = 0.002
+    device: str = "cuda:0"
+    speed: Callable[[Mapping[str, Any]], float] = step_ms
+    stop_at: str = ""
+    """The name of a run that is interrupted."""
+    change: Callable[[Tried, Mapping[str, Any]], Tried] = lambda tried, engine: tried
+    made: list[tuple[str, tuple[str, ...], bool]] = field(default_factory=list)
+
+    def measure(
+        self, overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float
+    ) -> tuple[Path | None, LlmPerfError | None]:
+        if name == self.stop_at:
+            return None, Interrupted("Interrupted.")
+        self.clock.now += self.seconds
+        self.made.append((name, overrides, profiled))
+        engine = with_overrides(self.values, overrides).runtime.engine
+        if engine.get("broken"):
+            return None, CaptureError("the engine does not start")
+        folder = self.folder / name
+        write_whole(folder / "fake.json", json.dumps({"overrides": overrides, "at": self.clock.now}).encode())
+        return folder, None
+
+    def read(self, path: Path, *, profiled: bool) -> Tried:
+        record = json.loads((path / "fake.json").read_text())
+        config = with_overrides(self.values, record["overrides"])
+        return self.change(self.run(path, config, record["at"]), config.runtime.engine)
+
+    def run(self, path: Path, config: Any, at: float) -> Tried:
+        """A run of ten repeats with a little noise, the same whenever it is read."""
+        engine, draw = config.runtime.engine, random.Random(f"{path.name} {at}")
+        level = self.speed(engine) * (1 + draw.gauss(0, self.noise))
+        repeats = []
+        for number in range(10):
+            steps = [round(level * MS * (1 + draw.gauss(0, self.noise))) for _ in range(4)]
+            repeats.append(iteration(50 * MS, steps, started_ns=round(at * 1e9) + number * 10**8))
+        bits = engine.get("bits")
+        model = model_facts(device=self.device, device_name="a fake", weight_bytes=20_000_000 // (2 if bits else 1))
+        timings = clean_timings(repeats, model=model, tokens_sha256=("1" if engine.get("wrong") or bits else "0") * 64)
+        memory = replace(timings.memory, reserved_bytes=(20 if engine.get("memory") else 10) * 10**9)
+        timings = replace(timings, memory=memory)
+        created = datetime(2026, 1, 2, tzinfo=timezone.utc) + timedelta(seconds=at)
+        tokens = [[7, 7, 7, 7, 8 if bits or engine.get("wrong") else 7]] * 2
+        analysis = run_analysis(
+            run=path.name, timings=timings, metrics=metrics(timings), config=asdict(config), trace=Missing("not traced"),
+            manifest=manifest(created=created.isoformat()), efficiency=Missing("not computed"), telemetry=Missing("not sampled"),
+        )  # fmt: skip
+        return Tried(str(path), analysis, tokens)
+
+
+@contextmanager
+def fake_runtime(site: Path) -> Iterator[None]:
+    """The fake runtime, installed."""
+    with installed(bring(site, "fake", "fake_runner:RUNTIME", RUNNER)):
+        yield
+
+
+def fake_settings() -> dict[str, Any]:
+    """The settings of a run to start from."""
+    return asdict(compose(["runtime=fake", "profiling=none"]).config)
+
+
+def fake_base(path: Path, values: dict[str, Any], at: float = 900.0) -> dict[str, Any]:
+    """Make a run to start from; return its settings."""
+    folder = RunFolder(path)
+    folder.write_manifest(manifest())
+    write_whole(folder.config_file, yaml.safe_dump(values).encode())
+    write_whole(path / "fake.json", json.dumps({"overrides": [], "at": at}).encode())
+    return values
+
+
+def names(made: Sequence[tuple[str, tuple[str, ...], bool]]) -> list[str]:
+    """The names of the runs."""
+    return [name for name, _, _ in made]

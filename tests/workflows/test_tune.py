@@ -1,0 +1,314 @@
+"""The search: on a fake runtime whose levers have known effects, it finds the optimum within its limits."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from builders import MS
+from llm_perf_opt.analysis.comparison import statistics
+from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
+from llm_perf_opt.analysis.tuning.tokens import Tried
+from llm_perf_opt.cli.progress import QuietProgress
+from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.workflows.tune import begin, resume, tune
+from llm_perf_opt.workflows.tune_folder import TuneFolder, TuneOptions
+from tuning_builders import FakeRuns, fake_base, fake_runtime, fake_settings, names
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with fake_runtime(tmp_path_factory.mktemp("fake") / "site"), patch.object(statistics, "DRAWS", 200):
+        yield
+
+
+Base = tuple[Path, dict[str, Any]]
+Searched = tuple[TuneResult, LlmPerfError | None, FakeRuns, TuneFolder]
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, Any]:
+    """The settings of the base, composed once."""
+    return fake_settings()
+
+
+@pytest.fixture
+def base(tmp_path: Path, values: dict[str, Any]) -> Base:
+    return tmp_path / "run", fake_base(tmp_path / "run", values)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> Searched:
+    """A search with the defaults, to its end."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    return searched((path, fake_base(path, values)))
+
+
+def searched(base: Base, options: TuneOptions | None = None, **fake: Any) -> Searched:
+    folder = begin(base[0], options or TuneOptions(), ["llm-perf", "tune"])
+    runs = FakeRuns(folder.path, base[1], **fake)
+    try:
+        found, error = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    finally:
+        folder.close()
+    return found, error, runs, folder
+
+
+def steps(found: TuneResult, kept: bool) -> list[str]:
+    return [" ".join(step.change) for step in found.steps if step.kept is kept]
+
+
+def test_it_finds_the_optimum(whole: Searched) -> None:
+    """fast=2, then helper=1 and memory=1 on top of it: 10 × 0.6 × 0.9 × 0.7 = 3.78 ms."""
+    found, error, runs, folder = whole
+    assert error is None
+    assert found.ending == "nothing left"
+    assert {*found.overrides} == {"runtime.engine.fast=2", "runtime.engine.helper=1", "runtime.engine.memory=1"}
+    assert found.confirmed is True
+    decision = found.confirmation
+    assert decision is not None
+    assert decision.after == pytest.approx(3.78 * MS, rel=0.01)
+    assert decision.before == pytest.approx(10 * MS, rel=0.01)
+    assert folder.path.name == "run-tune"
+    assert Path(found.base) == folder.path.with_name("run")
+    assert Path(found.best).parent == folder.path
+    tried = [overrides for name, overrides, _ in runs.made if name.endswith("-1") and not name.startswith("confirm")]
+    assert len(tried) == len({frozenset(one) for one in tried}), "no configuration is tried twice"
+
+
+def test_each_step_is_compared_with_the_configuration_before_it(whole: Searched) -> None:
+    found = whole[0]
+    kept = found.kept
+    for before, after in pairwise(kept):
+        assert after.before_ns == pytest.approx(before.measured_ns, rel=0.01)
+    assert kept[0].before_ns == pytest.approx(10 * MS, rel=0.01)
+    shares = [step.decision.change for step in kept if step.decision and step.decision.change is not None]
+    whole = found.confirmation.change if found.confirmation and found.confirmation.change else 0.0
+    product = 1.0
+    for share in shares:
+        product *= 1 + share
+    assert product - 1 == pytest.approx(whole, abs=0.01)
+
+
+def test_a_lever_that_breaks_tokens_is_rejected(whole: Searched, base: Base) -> None:
+    found = whole[0]
+    (wrong,) = [step for step in found.steps if step.change == ("runtime.engine.wrong=1",)]
+    assert (wrong.kept, wrong.same_tokens) == (False, False)
+    assert "8 of 10 tokens" in wrong.why
+    assert len(wrong.runs) == 1, "it is not run again"
+    allowed, *_ = searched(base, TuneOptions(tokens="any", max_steps=4))
+    assert "runtime.engine.wrong=1" in steps(allowed, kept=True)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda timings: replace(timings, tokens_sha256=""), "did not record a checksum"),
+        (lambda timings: replace(timings, tokens_repeat=False), "repeats of the trial produced different tokens"),
+        (lambda timings: replace(timings, workload=replace(timings.workload, batch_size=5)), "different requests"),
+    ],
+)
+def test_tokens_that_cannot_be_compared_do_not_pass(base: Base, spoil: Any, why: str) -> None:
+    def change(tried: Tried, engine: dict[str, Any]) -> Tried:
+        return replace(tried, analysis=replace(tried.analysis, timings=spoil(tried.timings))) if engine.get("fast") else tried
+
+    found, *_ = searched(base, TuneOptions(max_steps=1), change=change)
+    assert (found.steps[0].kept, why in found.steps[0].why) == (False, True)
+    assert found.best == found.base
+
+
+def test_lossy_changes_need_permission_and_report_their_tokens(whole: Searched, base: Base) -> None:
+    found = whole[0]
+    assert [(one.change, "--allow-lossy" in one.why) for one in found.not_tried] == [(("runtime.engine.bits=4",), True)]
+    lossy, *_ = searched(base, TuneOptions(allow_lossy=True))
+    (bits,) = [step for step in lossy.steps if step.source == "precision"]
+    assert (bits.kept, bits.lossy, bits.same_tokens) == (True, True, False)
+    assert bits.agreement is not None
+    assert (bits.agreement.equal, bits.agreement.compared, bits.agreement.first_difference) == (8, 10, 4)
+    assert "runtime.engine.wrong=1" not in lossy.overrides
+
+
+def test_a_change_that_fails_is_recorded_and_undone(whole: Searched) -> None:
+    found = whole[0]
+    (broken,) = [step for step in found.steps if step.source == "broken"]
+    assert (broken.kept, broken.why, broken.measured_ns) == (False, "it failed: the engine does not start", None)
+    slow = [step for step in found.steps if step.source == "slow path"]
+    assert all("not better in its first run" in step.why for step in slow)
+    assert len(slow) == 2, "once more, on top of what was kept"
+
+
+def test_constraints_are_respected(base: Base) -> None:
+    found, *_ = searched(base, TuneOptions(constraints=("memory<15GB", "ttft<60ms")))
+    assert "runtime.engine.memory=1" not in found.overrides
+    (memory,) = [step for step in found.steps if step.source == "greedy for memory"]
+    assert "breaks the constraint memory<15GB: memory is 20.00 GB" in memory.why
+    assert [(line.text, line.met) for line in found.constraints] == [("memory<15GB", True), ("ttft<60ms", True)]
+
+
+def test_a_constraint_that_the_base_breaks_comes_first(base: Base) -> None:
+    """tpot < 7 ms is reached with fast=2; the objective, ttft, never changes."""
+    found, *_ = searched(base, TuneOptions(objective="ttft", constraints=("tpot<7ms",)))
+    assert [step.goal for step in found.kept] == ["tpot"] * len(found.kept)
+    assert "runtime.engine.fast=2" in found.overrides
+    assert found.constraints_met
+    assert found.confirmed is True
+    unmet, *_ = searched(base, TuneOptions(constraints=("tpot<1ms",), max_steps=1))
+    assert not unmet.constraints_met
+
+
+def test_the_budget_is_kept_and_leaves_time_to_confirm(base: Base) -> None:
+    found, _, runs, _ = searched(base, TuneOptions(budget_s=130.0))
+    assert found.ending == "budget"
+    assert found.spent_s <= 130
+    assert found.confirmed is True, "four runs were reserved for it"
+    assert steps(found, kept=True) == ["runtime.engine.fast=1", "runtime.engine.fast=2"] or found.kept
+    assert [name for name in names(runs.made) if name.startswith("confirm")] == [
+        "confirm-base-1", "confirm-best-1", "confirm-base-2", "confirm-best-2",
+    ]  # fmt: skip
+
+
+def test_runs_of_a_decision_alternate(base: Base) -> None:
+    _, _, runs, _ = searched(base, TuneOptions(max_steps=1, runs=3))
+    assert names(runs.made)[:6] == ["base", "01-1-1", "01-1-before-2", "01-1-2", "01-1-before-3", "01-1-3"]
+
+
+def test_a_gain_that_fresh_runs_do_not_show_is_not_claimed(base: Base) -> None:
+    """The machine is faster only while the steps are decided."""
+
+    def change(tried: Tried, engine: dict[str, Any]) -> Tried:
+        return tried
+
+    folder = begin(base[0], TuneOptions(max_steps=1), ["llm-perf", "tune"])
+    runs = FakeRuns(folder.path, base[1], change=change)
+    real = runs.speed
+    runs.speed = lambda engine: 10.0 if any(name.startswith("confirm") for name in names(runs.made)) else real(engine)
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    assert (found.confirmed, found.best, found.overrides) == (False, found.base, ())
+    assert len(found.kept) == 1
+
+
+def test_a_drift_is_no_gain(base: Base) -> None:
+    """Every repeat is faster than the one before, whatever the setting: what `compare` would not call faster is not kept."""
+    folder = begin(base[0], TuneOptions(max_steps=1, runs=1), ["llm-perf", "tune"])
+    runs = FakeRuns(folder.path, base[1], speed=lambda engine: 10.0)
+
+    def drifting(tried: Tried, engine: dict[str, Any]) -> Tried:
+        timings = tried.timings
+        assert not isinstance(timings, Missing)
+        begun = timings.iterations[0].started_ns / 1e9
+        faster = [
+            replace(one, steps_ns=tuple(round(ns * (1 - 0.06 * (begun - 1010) / 10 - 0.006 * number)) for ns in one.steps_ns))
+            for number, one in enumerate(timings.iterations)
+        ]
+        from llm_perf_opt.analysis.metrics import metrics
+
+        changed = replace(timings, iterations=tuple(faster))
+        return replace(tried, analysis=replace(tried.analysis, timings=changed, metrics=metrics(changed)))
+
+    runs.change = drifting
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    assert found.steps[0].kept is False
+    assert "not distinguishable" in found.steps[0].why
+
+
+def test_interrupted_it_keeps_the_best_so_far_and_resumes(whole: Searched, base: Base) -> None:
+    found, error, runs, _ = searched(base, stop_at="03-1-1")
+    assert isinstance(error, Interrupted)
+    assert "--resume" in error.remedy
+    assert found.ending == "interrupted"
+    assert found.kept
+    assert found.best != found.base
+    assert found.confirmed is None
+    made = len(runs.made)
+    again = resume(base[0], None)
+    more = FakeRuns(again.path, base[1], clock=runs.clock)
+    later, _ = tune(again, QuietProgress(), runs=more, clock=more.clock)
+    again.close()
+    plain, _, every, _ = whole
+    assert later.overrides == plain.overrides
+    assert [step.change for step in later.steps] == [step.change for step in plain.steps]
+    assert made + len(more.made) == len(every.made), "nothing is measured twice"
+    assert later.spent_s == pytest.approx(10.0 * len(every.made))
+
+
+@pytest.mark.parametrize("dead_after", [1, 7, 12])
+def test_a_killed_search_resumes_with_the_runs_it_had(base: Base, dead_after: int) -> None:
+    """A process that is killed leaves tune.json as it was after the last whole run."""
+    folder = begin(base[0], TuneOptions(), ["llm-perf", "tune"])
+    runs = FakeRuns(folder.path, base[1])
+
+    class KilledError(BaseException):
+        pass
+
+    measure = runs.measure
+
+    def dying(*given: Any, **more: Any) -> Any:
+        if len(runs.made) == dead_after:
+            raise KilledError
+        return measure(*given, **more)
+
+    runs.measure = dying  # type: ignore[method-assign]
+    with pytest.raises(KilledError):
+        tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    again = resume(base[0], None)
+    more = FakeRuns(again.path, base[1], clock=runs.clock)
+    found, _ = tune(again, QuietProgress(), runs=more, clock=more.clock)
+    again.close()
+    assert found.confirmed is True
+    assert len(found.overrides) == 3
+    assert not {*names(runs.made)} & {*names(more.made)}
+
+
+def test_only_one_process_continues_a_search(base: Base) -> None:
+    folder = begin(base[0], TuneOptions(), ["llm-perf", "tune"])
+    with pytest.raises(ResourceError, match="in use by another process"):
+        resume(base[0], None)
+    folder.close()
+
+
+def test_the_json_and_the_pages(base: Base) -> None:
+    found, _, _, folder = searched(base, TuneOptions(constraints=("memory<30GB",), max_steps=7))
+    told = json.loads(folder.result_file.read_text())
+    assert [*told][:4] == ["base", "best", "objective", "steps"]
+    assert [*told["steps"][0]][:5] == ["change", "predicted_ns", "measured_ns", "kept", "why"]
+    assert [*tune_json(found)] == [*told]
+    page = folder.report_file.read_text()
+    for text in ("runtime.engine.fast=2", "the engine does not start", "98 % interval", "--allow-lossy", "staircase.svg"):
+        assert text in page
+    assert "<svg" in folder.image_file.read_text()
+    assert "memory&lt;30GB" in folder.page_file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"objective": "speed"}, "unknown objective"),
+        ({"constraints": ("ttft<50",)}, "ttft needs a unit"),
+        ({"constraints": ("ttft>50ms",)}, "from the wrong side"),
+        ({"constraints": ("throughput<50",)}, "from the wrong side"),
+        ({"constraints": ("size<50GB",)}, "no metric is called 'size'"),
+        ({"constraints": ("ttft=50ms",)}, "is not METRIC<LIMIT"),
+        ({"tokens": "some"}, "--tokens some"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_runs(base: Base, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        begin(base[0], TuneOptions(**options), [])
+    assert not base[0].with_name("run-tune").exists()
+
+
+def test_an_objective_that_cannot_be_measured_is_refused(base: Base) -> None:
+    folder = begin(base[0], TuneOptions(objective="energy"), [])
+    runs = FakeRuns(folder.path, base[1])
+    with pytest.raises(ConfigError, match="energy cannot be measured here: not sampled"):
+        tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
