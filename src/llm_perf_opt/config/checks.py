@@ -60,7 +60,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "profiling.pass_timeout_s": (1, 1_000_000),
     "profiling.max_trace_gb": (0.01, 100_000),
 }
-_NEUTRAL = {"attn_implementation": "auto", "cache": "dynamic", "compile": "none", "quantization": "none"}
+_NEUTRAL = {
+    "attn_implementation": "auto",
+    "cache": "dynamic",
+    "compile": "none",
+    "quantization": "none",
+    "attention_backend": "auto",
+    "compile_prefill": False,
+}
 """Settings that only a runtime without an engine uses, and their default."""
 
 
@@ -321,6 +328,16 @@ def _check_runtime(config: RunConfig) -> None:
         raise ConfigError(
             "model.substages times the forward of submodules, which torch.compile fuses away.",
             "Use runtime.compile=none, or omit model.substages.",
+        )
+    if runtime.compile_prefill and runtime.compile == "none":
+        raise ConfigError(
+            "runtime.compile_prefill=true has no effect: runtime.compile=none.", "Add runtime.compile=default, or leave it out."
+        )
+    if runtime.attention_backend != "auto" and runtime.attn_implementation not in ("auto", "sdpa"):
+        raise ConfigError(
+            f"runtime.attention_backend={runtime.attention_backend} has no effect on "
+            f"runtime.attn_implementation={runtime.attn_implementation}.",
+            "It chooses the kernels of runtime.attn_implementation=sdpa.",
         )
     if runtime.quantization != "none" and config.hardware.device == "cuda":
         raise ConfigError(

@@ -65,6 +65,8 @@ class Lever:
     """Each choice is a group of overrides that are set together."""
     lossy: bool = False
     """Whether the model computes with another precision, so that tokens may change. Only tried if the user allows it."""
+    stage: str = ""
+    """The only stage that it changes, prefill or decode; empty: any."""
     throughput: bool = False
     """Whether it only changes how much is computed at once, so that a single request is no faster."""
 

@@ -23,6 +23,7 @@ _DTYPE_SPELLINGS = {
 CacheKind = Literal["dynamic", "static"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 Quantization = Literal["none", "int8"]
+AttentionBackend = Literal["auto", "flash", "efficient", "cudnn", "math"]
 WaitPolicy = Literal["auto", "active", "passive"]
 TorchPreset = Literal["minimal", "default", "full", "max"]
 NsysCapture = Literal["nvtx", "cudaProfilerApi"]
@@ -109,7 +110,7 @@ class RuntimeConfig:
     """auto, eager, sdpa, flash_attention_2, … as transformers names them."""
     cache: CacheKind
     compile: CompileMode
-    """torch.compile of the decode step; prefill stays eager."""
+    """torch.compile of the decode step; prefill stays eager unless `compile_prefill`."""
     max_warmup: int
     """Maximum number of warm-up iterations."""
     min_repeats: int
@@ -127,6 +128,10 @@ class RuntimeConfig:
     """Ranks that share every step: processes of llm-perf for pytorch, workers of its own for an engine."""
     rank_timeout_s: float = 300.0
     """How long ranks wait for one of them, while loading, between requests and in a collective, before the pass is ended."""
+    attention_backend: AttentionBackend = "auto"
+    """The kernels of scaled_dot_product_attention. auto: torch chooses. efficient and cudnn need a GPU."""
+    compile_prefill: bool = False
+    """Compile prefill, too, in the mode of `compile`, for the length of these prompts."""
 
 
 @dataclass(frozen=True)

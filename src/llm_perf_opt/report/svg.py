@@ -1,13 +1,14 @@
-"""Waterfall and roofline as SVG images: for Markdown, for slides, and for pages where no script runs.
+"""Waterfall, roofline and staircase as SVG images: for Markdown, for slides, and for pages where no script runs.
 
 Written directly, so that neither a browser nor a drawing library is needed. The background is white.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import log10
 
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.colors import GRAY, SERIES, STAGE_COLORS, color_of, plain
+from llm_perf_opt.report.colors import BLUE, GRAY, ORANGE, SERIES, STAGE_COLORS, color_of, plain
 from llm_perf_opt.report.text import duration, flops_per_s, percent
 
 WIDTH = 960
@@ -24,7 +25,7 @@ def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:
     top = 10
     for data in waterfalls:
         top = _waterfall(data, top, parts)
-    return svg_document(WIDTH, top + 10, "Where the time goes", parts)
+    return _document(WIDTH, top + 10, "Where the time goes", parts)
 
 
 def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
@@ -88,7 +89,50 @@ def roofline_svg(data: Roofline) -> str:
         text = f"{point.name} ({point.stage}): {duration(point.time_ns)}, {flops_per_s(point.flops_per_s)}"
         parts.append(f"<g>{shape}<title>{plain(text)}</title></g>")
     parts += _legend(data, height - bottom + 70, left)
-    return svg_document(width, height, "Roofline", parts)
+    return _document(width, height, "Roofline", parts)
+
+
+@dataclass(frozen=True)
+class Stair:
+    """One configuration of a staircase, in ns."""
+
+    name: str
+    measured: float
+    low: float
+    high: float
+    predicted: tuple[float, float, float] | None
+    """Expected, low and high; None without a prediction."""
+    roofline: float | None
+
+
+def stairs_svg(title: str, stairs: Sequence[Stair]) -> str:
+    """Return a bar per configuration, its interval, and marks at the predicted and the roofline time."""
+    left, right, row = 300, WIDTH - 150, 34
+    most = max([stair.high for stair in stairs] + [stair.predicted[2] for stair in stairs if stair.predicted] + [1.0])
+
+    def across(ns: float) -> float:
+        return left + (right - left) * max(ns, 0.0) / most
+
+    parts = [f'<text x="10" y="22" font-weight="bold">{plain(title)}</text>']
+    for number, stair in enumerate(stairs):
+        y = 40 + number * row
+        end = across(stair.measured)
+        parts.append(f'<text x="{left - 8}" y="{y + 16}" text-anchor="end">{plain(_short(f"{number}: {stair.name}", 44))}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{max(end - left, 1):.1f}" height="22" fill="{BLUE}" fill-opacity="0.6"/>')
+        if stair.high > stair.low:
+            parts.append(_line(across(stair.low), across(stair.high), y + 11, "#222"))
+        if stair.predicted:
+            expected, low, high = (across(ns) for ns in stair.predicted)
+            parts += [_line(low, high, y + 3, ORANGE), _mark("component", expected, y + 3, 5, ORANGE)]
+        if stair.roofline:
+            x = across(stair.roofline)
+            parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4}" y2="{y + 26}" stroke="#555" stroke-dasharray="3 3"/>')
+        parts.append(f'<text x="{max(end, across(stair.high)) + 8:.1f}" y="{y + 16}">{duration(stair.measured)}</text>')
+    return _document(WIDTH, 50 + len(stairs) * row, "Staircase of the search", parts)
+
+
+def _line(start: float, end: float, y: float, color: str) -> str:
+    return f'<line x1="{start:.1f}" x2="{end:.1f}" y1="{y}" y2="{y}" stroke="{color}" stroke-width="2"/>'
 
 
 def _legend(data: Roofline, y: int, left: int) -> list[str]:
@@ -125,8 +169,7 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def svg_document(width: int, height: int, title: str, parts: Sequence[str]) -> str:
-    """Return an SVG image with a title for readers who cannot see it."""
+def _document(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{plain(title)}"><rect width="{width}" height="{height}" fill="#fff"/><g {_FONT}>'

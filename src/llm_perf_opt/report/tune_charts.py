@@ -1,32 +1,19 @@
 """Charts of a search: the staircase of kept steps, and predictions against measurements."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
 from llm_perf_opt.analysis.tuning.goals import GOALS, in_ns
 from llm_perf_opt.analysis.tuning.records import StageDistance, Step, TuneResult
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.charts import BLUE, GRAY, ORANGE, Figure, color_of, label, time_unit
-from llm_perf_opt.report.svg import WIDTH, plain, svg_document
+from llm_perf_opt.report.svg import Stair, stairs_svg
 from llm_perf_opt.report.text import duration
 
 _LONGEST = 28
 
 
-@dataclass(frozen=True)
-class _Stair:
-    """One configuration of the staircase."""
-
-    name: str
-    measured: float
-    low: float
-    high: float
-    predicted: tuple[float, float, float] | None
-    roofline: float | None
-
-
-def _stairs(found: TuneResult) -> list[_Stair]:
+def _stairs(found: TuneResult) -> list[Stair]:
     """Return the base and every kept step that improved the objective, in ns."""
     goal = GOALS[found.objective]
     base = None if found.base_value is None else in_ns(goal, found.base_value)
@@ -34,12 +21,12 @@ def _stairs(found: TuneResult) -> list[_Stair]:
         return []
     steps = [step for step in found.kept if step.goal == found.objective and step.measured_ns is not None]
     return [
-        _Stair("base", base, base, base, None, _roofline(base, found.base_distance, goal.name)),
+        Stair("base", base, base, base, None, _roofline(base, found.base_distance, goal.name)),
         *[_stair(step) for step in steps],
     ]
 
 
-def _stair(step: Step) -> _Stair:
+def _stair(step: Step) -> Stair:
     measured, before, decision = float(step.measured_ns or 0), step.before_ns, step.decision
     low = high = measured
     if before and decision is not None and decision.low is not None and decision.high is not None:
@@ -47,7 +34,7 @@ def _stair(step: Step) -> _Stair:
         values = [before / end if GOALS[step.goal].higher_is_better else before * end for end in ends]
         low, high = min(values), max(values)
     predicted = step.predicted
-    return _Stair(
+    return Stair(
         " ".join(text.rpartition(".")[2] for text in step.change), measured, low, high,
         None if predicted is None else (predicted.expected_ns, predicted.low_ns, predicted.high_ns),
         _roofline(measured, step.distance, step.goal),
@@ -107,38 +94,8 @@ def _bars(values: Sequence[tuple[float, float, float]], size: float) -> Figure:
 
 
 def staircase_svg(found: TuneResult) -> str:
-    """Return the staircase as an SVG: a bar per configuration, its interval, and a mark at the predicted time."""
-    stairs = _stairs(found)
-    left, right, row = 300, WIDTH - 150, 34
-    most = max([stair.high for stair in stairs] + [stair.predicted[2] for stair in stairs if stair.predicted] + [1.0])
-
-    def across(ns: float) -> float:
-        return left + (right - left) * max(ns, 0.0) / most
-
-    legend = f"{_what(found)}: measured (bar, 98 % interval), predicted (diamond), roofline (dashed)"
-    parts = [f'<text x="10" y="22" font-weight="bold">{plain(legend)}</text>']
-    for number, stair in enumerate(stairs):
-        y = 40 + number * row
-        end, middle = across(stair.measured), y + 11
-        parts.append(f'<text x="{left - 8}" y="{y + 16}" text-anchor="end">{plain(f"{number}: {stair.name}"[:44])}</text>')
-        parts.append(f'<rect x="{left}" y="{y}" width="{max(end - left, 1):.1f}" height="22" fill="{BLUE}" fill-opacity="0.6"/>')
-        if stair.high > stair.low:
-            parts.append(_line(across(stair.low), across(stair.high), middle, "#222"))
-        if stair.predicted:
-            x = across(stair.predicted[0])
-            parts.append(_line(across(stair.predicted[1]), across(stair.predicted[2]), y + 3, ORANGE))
-            parts.append(
-                f'<polygon points="{x:.1f},{y - 3} {x + 6:.1f},{y + 3} {x:.1f},{y + 9} {x - 6:.1f},{y + 3}" fill="{ORANGE}"/>'
-            )
-        if stair.roofline:
-            x = across(stair.roofline)
-            parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4}" y2="{y + 26}" stroke="#555" stroke-dasharray="3 3"/>')
-        parts.append(f'<text x="{max(end, across(stair.high)) + 8:.1f}" y="{y + 16}">{duration(stair.measured)}</text>')
-    return svg_document(WIDTH, 50 + len(stairs) * row, "Staircase of the search", parts)
-
-
-def _line(start: float, end: float, y: float, color: str) -> str:
-    return f'<line x1="{start:.1f}" x2="{end:.1f}" y1="{y}" y2="{y}" stroke="{color}" stroke-width="2"/>'
+    """Return the staircase as an SVG."""
+    return stairs_svg(f"{_what(found)}: measured (bar, 98 % interval), predicted (diamond), roofline (dashed)", _stairs(found))
 
 
 def calibration_chart(points: Sequence[CalibrationPoint]) -> Maybe[Figure]:

@@ -12,6 +12,7 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, n
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
 from llm_perf_opt.core.weight_records import WeightFacts
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
+from llm_perf_opt.runners.pytorch_levers import pytorch_levers
 from llm_perf_opt.runners.tensor_parallel import split_bytes
 from llm_perf_opt.runners.vision_families import family_of
 from llm_perf_opt.workspace.data.model_tree import check_model, model_folder
@@ -30,6 +31,7 @@ RUNTIME = Runtime(
     packages=("torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn", "pillow"),
     marks_stages=lambda _: True,
     ranks=True,
+    levers=pytorch_levers,
 )
 """The PyTorch runtime. It is declared here because importing its runner loads torch."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache, StaticCache
 
-from llm_perf_opt.config.schema import CacheKind, CompileMode
+from llm_perf_opt.config.schema import AttentionBackend, CacheKind, CompileMode
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import ModelFacts, RuntimeFacts
 from llm_perf_opt.runners import models
+from llm_perf_opt.runners.attention_backends import explained_backend, use_attention_backend
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.models import device_name
@@ -49,6 +50,8 @@ class PyTorchRunner:
         new_tokens: int,
         cache: CacheKind = "dynamic",
         compile: CompileMode = "none",
+        compile_prefill: bool = False,
+        attention_backend: AttentionBackend = "auto",
     ) -> None:
         self.model = model
         self.reference_tokens: list[list[int]] | None = None
@@ -75,8 +78,13 @@ class PyTorchRunner:
         self._graphs = compile in ("reduce-overhead", "max-autotune") and self._device.type == "cuda"
         mode = None if compile == "default" else compile
         self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=mode)
+        self._first = torch.compile(self._forward, mode=mode) if compile_prefill else self._forward
+        self._compiled_prefill = compile_prefill
+        self._attention_backend = attention_backend
+        use_attention_backend(attention_backend, str(getattr(model.config, "_attn_implementation", "unknown")), self._device)
         self.runtime = RuntimeFacts("pytorch", str(torch.__version__), METHOD)
-        self.facts = _facts(model, name, self._device, cache, compile, self._keep_last)
+        how = f"{compile}, with prefill" if compile_prefill else compile
+        self.facts = _facts(model, name, self._device, cache, how, self._keep_last)
 
     def place(self, prompts: Prompts) -> Batch:
         """Return the prompts on the device, left-padded to the longest sequence."""
@@ -96,6 +104,11 @@ class PyTorchRunner:
     def _images(self, prompts: Prompts, input_ids: torch.Tensor) -> dict[str, Any]:
         if prompts.images is None:
             return {}
+        if self._compiled_prefill:
+            raise ConfigError(
+                "runtime.compile_prefill=true does not support images: their grids are not of a fixed shape.",
+                "Use runtime.compile_prefill=false.",
+            )
         return forward_arguments(self.facts.model_type, prompts.images, input_ids, next(self.model.parameters()).dtype)
 
     @torch.inference_mode()
@@ -109,13 +122,17 @@ class PyTorchRunner:
 
     def prefill(self, prompts: Batch) -> torch.Tensor:
         """Run the whole prompt in one forward and return the first new token of each sequence, [batch, 1]."""
-        with _inference():
+        with _inference(), self._supported():
             return self._prefill(prompts)
 
     def decode_step(self, token: torch.Tensor) -> torch.Tensor:
         """Feed one token per sequence and return the next, [batch, 1]."""
-        with _inference():
+        with _inference(), self._supported():
             return self._decode_step(token)
+
+    def _supported(self) -> AbstractContextManager[None]:
+        """Return a context that explains why a chosen attention backend does not work; for `auto`, a no-op."""
+        return _NOTHING if self._attention_backend == "auto" else explained_backend(self._attention_backend)
 
     def _prefill(self, prompts: Batch) -> torch.Tensor:
         width = prompts.input_ids.shape[1]
@@ -127,7 +144,11 @@ class PyTorchRunner:
         if prompts.images:
             mask = None if mask is None else mask[:, :width]  # grids of images are matched to the tokens of the prompt
             positions = None if self._own_positions else positions
-        token = self._forward(prompts.input_ids, mask, positions, prompts.images)
+        if self._compiled_prefill and self._graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        token = self._first(prompts.input_ids, mask, positions, prompts.images or None)
+        if self._compiled_prefill and self._graphs:
+            token = token.clone()  # the graph of the next request overwrites it
         if not self._cache_seen:
             self._check_cache()
         self._positions = self._last_positions(prompts)
@@ -235,7 +256,7 @@ def open_pytorch(request: RunnerRequest) -> PyTorchRunner:
         return _split(request, request.ranks)
     model = models.build_model(request.architecture, config.model, wanted, request.device, request.dtype)
     if wanted.quantization == "none":
-        return PyTorchRunner(model, config.model.name, wanted.num_new_tokens, wanted.cache, wanted.compile)
+        return _runner(model, request)
     return _quantized(model, request)
 
 
@@ -250,7 +271,7 @@ def _split(request: RunnerRequest, group: RankGroup) -> PyTorchRunner:
     else:
         whole = models.memory_need(request.architecture, config.model, request.dtype, 1, 1).weight_bytes
         model = split_model(lambda place: models.build_model(*arguments, place, request.dtype), whole, device, group)
-    runner = PyTorchRunner(model, config.model.name, wanted.num_new_tokens, wanted.cache, wanted.compile)
+    runner = _runner(model, request)
     runner.held_bytes = held_bytes(model)
     on = "the CPU" if device.type == "cpu" else "one GPU"
     shared = f"{group.size} ranks share {on} and its peaks: a figure per device would be that of one rank with a part of it"
@@ -271,6 +292,13 @@ _RANK_NOTE = (
 )
 
 
+def _runner(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
+    name, wanted = request.config.model.name, request.config.runtime
+    return PyTorchRunner(
+        model, name, wanted.num_new_tokens, wanted.cache, wanted.compile, wanted.compile_prefill, wanted.attention_backend
+    )
+
+
 def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
     """Quantize the model and return its runner, with the tokens of the request before it was quantized if they are wanted."""
     config, wanted = request.config, request.config.runtime
@@ -282,7 +310,7 @@ def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunne
     before = PyTorchRunner(model, config.model.name, wanted.num_new_tokens)
     reference = _tokens(before, request) if request.compare_tokens else None
     quantized = quantize_linear_layers(model, wanted.batch_size, compiled=wanted.compile != "none")
-    runner = PyTorchRunner(model, config.model.name, wanted.num_new_tokens, wanted.cache, wanted.compile)
+    runner = _runner(model, request)
     runner.reference_tokens = reference
     runner.facts = replace(
         runner.facts,

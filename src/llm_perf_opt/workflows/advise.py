@@ -8,6 +8,7 @@ from typing import Any
 
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import Finding
+from llm_perf_opt.analysis.tuning.calibration import point_of
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.schema import RunConfig
@@ -18,6 +19,7 @@ from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.profiling.provenance import environment
 from llm_perf_opt.workflows.analyze_run import report_run, reread, write_reports
+from llm_perf_opt.workflows.calibration import add_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 
 _MACHINE = (("host",), ("cpu", "name"), ("gpu", "name"), ("gpu_driver",))
@@ -65,8 +67,20 @@ def verify(
             break
     found = Verification(base.run, base.remeasured, tuple(trials))
     write_record(folder.verify_file, found)
+    _keep(folder, trials, base.timings)
     write_reports(run, replace(analysis, verified=found))
     return found, interrupted
+
+
+def _keep(folder: RunFolder, trials: Sequence[Trial], base: CleanTimings) -> None:
+    """Keep predictions and measurements for the intervals of later predictions on this kind of device."""
+    points = []
+    for trial in trials:
+        made = RunFolder(folder.path.with_name(trial.run)) if trial.run and not trial.why else None
+        if made is not None:
+            known = {"device": base.model.device_name, "model": base.model.name, "run": str(made.path)}
+            points.append(point_of(trial, **known, made=made.manifest().created))
+    add_calibration([point for point in points if point is not None])  # a cache: verify.json has the trials if it fails
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str], *, profiled: bool = False) -> RunConfig:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, calibration_rows, point_of
-from llm_perf_opt.analysis.tuning.candidates import Change, Lossy, Prediction, finding_changes, lever_changes, prediction
+from llm_perf_opt.analysis.tuning.candidates import Change, Lossy, Prediction, already, finding_changes, lever_changes, prediction
 from llm_perf_opt.analysis.tuning.deciding import SMALLEST, Decision, decide
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, Goal, in_ns
 from llm_perf_opt.analysis.tuning.measures import broken, level_of, value_in
@@ -140,8 +140,10 @@ class Search:
 
     def _wanted(self, change: Change) -> Configuration | None:
         """Return the configuration with the change, or record why it is not tried."""
-        why = ""
-        if change.lossy and not self._rules.allow_lossy:
+        why, timings = "", self.current.runs[-1].timings
+        if not isinstance(timings, Missing) and already(change.overrides, timings):
+            why = "the run already has this setting"
+        elif change.lossy and not self._rules.allow_lossy:
             why = "it changes the precision of the model; --allow-lossy allows it"
         elif change.other_work and self._rules.tokens == "same":
             why = "it changes the requests, so the tokens cannot be compared; --tokens any allows it"

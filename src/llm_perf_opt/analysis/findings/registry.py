@@ -58,7 +58,10 @@ RULES: list[Rule] = [
 ]
 """Every rule. To add a finding, write its function in this folder and list it here."""
 
-_OWN_SETTINGS = ("runtime.cache=", "runtime.compile=", "runtime.attn_implementation=", "runtime.quantization=")
+_OWN_SETTINGS = tuple(
+    f"runtime.{name}="
+    for name in ("cache", "compile", "attn_implementation", "quantization", "attention_backend", "compile_prefill")
+)
 """Settings that only this runtime has."""
 _EVERYWHERE = (kernels.products_without_tensor_cores, device.small_batch, cpu.small_batch_on_cpu)
 _ABOUT_PYTORCH = {module.__name__ for module in (cpu, device, host, kernels)}

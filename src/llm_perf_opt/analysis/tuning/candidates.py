@@ -82,9 +82,26 @@ def lever_changes(levers: Iterable[Lever], goal: Goal, lossy: "Lossy") -> list[C
     return [
         Change(tuple(choice), lever.name, lever.lossy or lossy.of(choice), changes_work(choice))
         for lever in levers
-        if not lever.throughput or goal.name in ("throughput", "energy")
+        if _helps(lever, goal)
         for choice in lever.choices
     ]
+
+
+def _helps(lever: Lever, goal: Goal) -> bool:
+    if lever.throughput and goal.name not in ("throughput", "energy"):
+        return False
+    stages = _STAGES.get(goal.name, ())
+    return not lever.stage or not stages or lever.stage in stages
+
+
+def already(overrides: Iterable[str], timings: CleanTimings) -> bool:
+    """Return whether a run already had these settings, although its configuration left them to the framework."""
+    ran = {
+        "runtime.attn_implementation": timings.model.attention,
+        "model.dtype": timings.model.dtype,
+        "hardware.threads": str(timings.threads),
+    }
+    return all(ran.get(_key(text)) == text.partition("=")[2] for text in overrides)
 
 
 def remedy_levers(remedies: Iterable[EngineRemedy]) -> list[Lever]:
