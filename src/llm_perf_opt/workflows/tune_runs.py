@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llm_perf_opt.analysis.comparison.facts import flatten
+from llm_perf_opt.analysis.metrics import compile_seconds
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import with_overrides
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.report.text import known
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder
 
 Clock = Callable[[], float]
@@ -73,8 +75,8 @@ class Recorder:
         self._numbers: dict[str, int] = {}
         self._before_s, self._begun = state.spent_s, clock()
         self.budget_s = state.options.budget_s
-        self.longest_s = 0.0
-        """The longest run so far that was not profiled."""
+        self._took: dict[str, float] = {}
+        """Configuration → seconds that another run of it is expected to take."""
 
     @property
     def spent_s(self) -> float:
@@ -90,19 +92,31 @@ class Recorder:
         self._numbers[wanted.signature] = number + 1
         key = f"{wanted.signature}:{number}{':profiled' if profiled else ''}"
         made = self._known.get(key) or self._make(key, wanted, name, profiled, reserve_s)
-        if not profiled and not made.why:
-            self.longest_s = max(self.longest_s, made.seconds)
         if made.why:
             return Missing(made.why)
         try:
             tried = self._runs.read(self._folder.path / made.run, profiled=profiled)
         except LlmPerfError as error:
             return Missing(error.fact)
-        return tried.timings if isinstance(tried.timings, Missing) else tried
+        timings = tried.timings
+        if isinstance(timings, Missing):
+            return timings
+        if not profiled:
+            seconds = made.seconds - known(compile_seconds(timings), 0.0)
+            self._took[wanted.signature] = min(self._took.get(wanted.signature, seconds), seconds)
+        return tried
+
+    def expected_s(self, *configurations: Configuration) -> float:
+        """Return how long a run of each configuration is expected to take; for a new one, as long as the others.
+
+        What compiling took is not counted: torch keeps compiled code for the next process.
+        """
+        usual = max(self._took.values(), default=0.0)
+        return sum(max(self._took.get(one.signature, usual), _LEAST_S) for one in configurations)
 
     def _make(self, key: str, wanted: Configuration, name: str, profiled: bool, reserve_s: float) -> MadeRun:
         left = self.budget_s - self.spent_s
-        if left < max(self.longest_s, _LEAST_S) + reserve_s:
+        if left < self.expected_s(wanted) + reserve_s:
             raise OutOfBudgetError
         begun = self._clock()
         folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=left)

@@ -201,16 +201,15 @@ class Search:
             return Place(wanted, tuple(runs))
         try:
             found = self._recorder.run(
-                wanted, folder_name(number, change.text, "profile"), profiled=True, reserve_s=self.reserve_s
+                wanted, folder_name(number, change.text, "profile"), profiled=True, reserve_s=self.reserve_s(wanted)
             )
         except OutOfBudgetError:
             return Place(wanted, tuple(runs))
         return Place(wanted, tuple(runs)) if isinstance(found, Missing) else Place(wanted, (*runs, found), found)
 
-    @property
-    def reserve_s(self) -> float:
-        """The time that confirming the result takes."""
-        return 2 * self._rules.runs * self._recorder.longest_s
+    def reserve_s(self, best: Configuration) -> float:
+        """Return the time that confirming a configuration takes."""
+        return self._rules.runs * self._recorder.expected_s(self.base.configuration, best)
 
     def _learn(self, change: Change, trial: "_Trial") -> None:
         """Keep the prediction and the measurement of a finding."""
@@ -289,7 +288,7 @@ class _Trial:
     def _run(self, wanted: Configuration, run: int | str) -> Maybe[Tried]:
         name = folder_name(self._number, self._change.text, run)
         search = self._search
-        return search._recorder.run(wanted, name, reserve_s=search.reserve_s)
+        return search._recorder.run(wanted, name, reserve_s=search.reserve_s(self._wanted))
 
     def _refused(self, found: Tried) -> str:
         """Return why the change may not be kept whatever it saves: its tokens, or a constraint."""

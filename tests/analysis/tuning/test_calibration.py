@@ -23,15 +23,17 @@ def test_the_error_and_the_ratio_by_hand() -> None:
 
 def test_few_trials_show_errors_but_give_no_interval() -> None:
     (row,) = calibration_rows(points([5_000, 6_000, 8_000]))
-    assert (row.n, row.median_error, row.worst_error) == (3, 0.0, pytest.approx(-0.25))
+    assert (row.n, row.median_error) == (3, 0.0)
+    assert row.worst_error == pytest.approx(-0.25)
     assert row.bounds(4_000) is None
 
 
 def test_enough_trials_give_the_interval_of_the_saving() -> None:
     """Nine ratios 0.2, 0.4, … 1.8: the smallest and the largest contain a tenth one in 8 of 10 cases."""
     (row,) = calibration_rows(points([10_000 - round(4_000 * 0.2 * number) for number in range(1, 10)]))
-    assert (row.n, row.low_ratio, row.high_ratio) == (FEWEST, pytest.approx(0.2), pytest.approx(1.8))
-    assert row.bounds(4_000) == (pytest.approx(800), pytest.approx(7_200))
+    assert row.n == FEWEST
+    assert [row.low_ratio, row.high_ratio] == pytest.approx([0.2, 1.8])
+    assert [*(row.bounds(4_000) or ())] == pytest.approx([800, 7_200])
 
 
 def test_the_interval_keeps_its_level() -> None:
