@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
 
 from builders import MS, clean_timings, iteration, manifest, model_facts, run_analysis
 from llm_perf_opt.analysis.metrics import metrics
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import compose, with_overrides
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError
@@ -79,6 +81,8 @@ class FakeRuns:
     stop_at: str = ""
     """The name of a run that is interrupted."""
     change: Callable[[Tried, Mapping[str, Any]], Tried] = lambda tried, engine: tried
+    findings: Callable[[Mapping[str, Any]], Sequence[Finding]] | None = None
+    """The findings of a profiled run, by its settings; None: nothing is traced."""
     made: list[tuple[str, tuple[str, ...], bool]] = field(default_factory=list)
 
     def measure(
@@ -98,7 +102,11 @@ class FakeRuns:
     def read(self, path: Path, *, profiled: bool) -> Tried:
         record = json.loads((path / "fake.json").read_text())
         config = with_overrides(self.values, record["overrides"])
-        return self.change(self.run(path, config, record["at"]), config.runtime.engine)
+        tried = self.run(path, config, record["at"])
+        if profiled and self.findings is not None:
+            trace: Any = SimpleNamespace(complete=True, why="", findings=self.findings(config.runtime.engine))
+            tried = replace(tried, analysis=replace(tried.analysis, trace=trace))
+        return self.change(tried, config.runtime.engine)
 
     def run(self, path: Path, config: Any, at: float) -> Tried:
         """A run of ten repeats with a little noise, the same whenever it is read."""
@@ -146,3 +154,15 @@ def fake_base(path: Path, values: dict[str, Any], at: float = 900.0) -> dict[str
 def names(made: Sequence[tuple[str, tuple[str, ...], bool]]) -> list[str]:
     """The names of the runs."""
     return [name for name, _, _ in made]
+
+
+def fake_finding(id: str, override: str, saving_ms: float, **changes: Any) -> Finding:
+    """A finding of decode that saves so much per token, give or take half a millisecond."""
+    saving, half = round(saving_ms * MS), MS // 2
+    values: dict[str, Any] = {
+        "id": id, "headline": "It is slow.", "claim": "It is slow.", "saving_ns": saving, "evidence": [], "to_try": override,
+        "kind": "latency", "stage": "decode", "saving_low_ns": saving - half, "saving_high_ns": saving + half,
+        "saving_per": "token", "saving_why": "", "units": 4, "confidence": "high", "because": "it was measured",
+        "overrides": [override], "change": "Change it.",
+    }  # fmt: skip
+    return Finding(**{**values, **changes})

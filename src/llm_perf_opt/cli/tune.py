@@ -103,6 +103,8 @@ def _folder(
     settings = not words or all("=" in word and not Path(word).exists() for word in words)
     if not settings and len(words) > 1:
         raise ConfigError(f"{words[0]} is a run; its settings cannot be changed here.", "Give a run alone, or settings alone.")
+    if config_dir is not None and not settings:
+        raise ConfigError("--config-dir has no effect on a run, which has its own configuration.", "Leave it out.")
     if resume:
         if settings:
             raise ConfigError("--resume needs the run that was tuned.", "Write `llm-perf tune RUN --resume`.")

@@ -39,7 +39,6 @@ def _on_cpu(machine: Machine) -> tuple[Lever, ...]:
         Lever("static cache", ((_STATIC,),)),
         Lever("waiting", (("hardware.wait_policy=active",), ("hardware.wait_policy=passive",))),
         Lever("attention", (("runtime.attn_implementation=sdpa",),)),
-        Lever("attention backend", (("runtime.attention_backend=flash",),)),
         Lever("quantization", (("runtime.quantization=int8",),), lossy=True),
         Lever("dtype", (("model.dtype=bf16",), ("model.dtype=fp32",)), lossy=True),
     )

@@ -11,14 +11,13 @@ from typing import Any
 from llm_perf_opt import __version__
 from llm_perf_opt.analysis.comparison.differences import config_differences
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.tuning.candidates import Lossy, remedy_levers
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, objective_named, parse_constraints
 from llm_perf_opt.analysis.tuning.measures import level_of
 from llm_perf_opt.analysis.tuning.records import ConstraintLine, Step, TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import Composed, compose, expand_sweep
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
-from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError
+from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.profiling.capture import capture
@@ -96,7 +95,7 @@ def resume(path: Path, budget_s: float | None) -> TuneFolder:
 
 
 class CapturedRuns:
-    """Runs of this machine: ordinary run folders inside the folder of the search."""
+    """Runs of this machine: ordinary run folders inside the folder of the search. `command` is that of the base."""
 
     def __init__(self, folder: Path, values: Mapping[str, Any], command: Sequence[str], listener: Listener) -> None:
         self._folder, self._values, self._command, self._listener = folder, values, command, listener
@@ -106,9 +105,8 @@ class CapturedRuns:
     ) -> tuple[Path | None, LlmPerfError | None]:
         """Capture and report a run."""
         try:
-            made, error = capture(
-                Composed(self._config(overrides, profiled, limit_s), self._folder / name), self._command, self._listener
-            )
+            composed = Composed(self._config(overrides, profiled, limit_s), self._folder / name)
+            made, error = capture(composed, final_command(self._command, overrides), self._listener)
             report_run(RunReader(made))
         except LlmPerfError as raised:
             return None, raised
@@ -136,7 +134,6 @@ class _Start:
     values: Mapping[str, Any]
     rules: Rules
     levers: tuple[Lever, ...]
-    lossy: Lossy
     notes: tuple[str, ...]
 
 
@@ -153,7 +150,7 @@ def tune(
     run = RunReader.open(Path(state.base))
     values = run.settings
     here = runs is None
-    runs = runs or CapturedRuns(folder.path, values, state.command, listener)
+    runs = runs or CapturedRuns(folder.path, values, run.manifest.command, listener)
     recorder = Recorder(folder, runs, clock)
     given = runs.read(Path(state.base), profiled=True)
     if here:
@@ -162,7 +159,7 @@ def tune(
         start = _start(state, given, values, recorder)
     except StoppedError as stop:
         raise Interrupted(stop.error.fact, f"Nothing was tried yet. `llm-perf tune {state.base} --resume` continues.") from stop
-    search = Search(start.rules, values, start.place, recorder, start.levers, start.lossy, state.calibration)
+    search = Search(start.rules, values, start.place, recorder, start.levers, state.calibration)
     stopped: LlmPerfError | None = None
 
     def stepped(step: Step) -> None:
@@ -202,7 +199,7 @@ def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: 
     has_findings = not isinstance(trace, Missing) and trace.complete
     if not has_findings:
         notes.append(f"The base has no findings, so only levers without a prediction are tried: {trace.why}")
-    options, remedies = state.options, timings.runtime.remedies if timings.runtime else ()
+    options = state.options
     levers = (*user_levers(options.levers), *traits_of(str(values["runtime"]["type"])).levers(_machine(timings, given.analysis)))
     rules = Rules(
         goal,
@@ -213,8 +210,17 @@ def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: 
         options.top,
         options.max_steps,
     )
+    recorder.expect(unchanged, *_pass_seconds(given))
     place = Place(unchanged, (first,), given if has_findings else None)
-    return _Start(place, given, values, rules, (*levers, *remedy_levers(remedies)), Lossy(levers, remedies), tuple(notes))
+    return _Start(place, given, values, rules, levers, tuple(notes))
+
+
+def _pass_seconds(base: Tried) -> tuple[float, float]:
+    """Return how long the unprofiled pass of the base took, and all others together."""
+    seconds = {entry.name: entry.seconds or 0.0 for entry in base.analysis.manifest.passes}
+    clean = seconds.pop("clean", 0.0)
+    seconds.pop("nvml", None)  # it runs next to the unprofiled pass
+    return clean, sum(seconds.values())
 
 
 def _again(recorder: Recorder, unchanged: Configuration) -> Tried:
@@ -290,7 +296,9 @@ def _diff(base: RunAnalysis, best: RunAnalysis) -> tuple[tuple[str, str, str], .
 def _write(folder: TuneFolder, found: TuneResult) -> None:
     """Write result.json, tune.html and tune.md."""
     write_record(folder.result_file, tune_json(found))
-    document = tune_document(found, folder.path.name)
     write_whole(folder.image_file, staircase_svg(found).encode())
-    write_whole(folder.report_file, render_markdown(document).encode())
-    write_whole(folder.page_file, render_html(document).encode())
+    try:
+        write_whole(folder.page_file, render_html(tune_document(found, folder.path.name)).encode())
+    except ResourceError as error:  # jinja2 is not installed; the Markdown page does not need it
+        found = replace(found, notes=(*found.notes, f"No tune.html: {error.fact} {error.remedy}"))
+    write_whole(folder.report_file, render_markdown(tune_document(found, folder.path.name)).encode())

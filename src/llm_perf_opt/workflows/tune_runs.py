@@ -77,6 +77,13 @@ class Recorder:
         self.budget_s = state.options.budget_s
         self._took: dict[str, float] = {}
         """Configuration → seconds that another run of it is expected to take."""
+        self._profiled_s = 0.0
+        """What the profiled passes of a run are expected to add."""
+
+    def expect(self, wanted: Configuration, seconds: float, profiled_s: float) -> None:
+        """Note how long a run of the base took, unprofiled and with its profiled passes."""
+        self._took[wanted.signature] = seconds
+        self._profiled_s = profiled_s
 
     @property
     def spent_s(self) -> float:
@@ -116,10 +123,10 @@ class Recorder:
 
     def _make(self, key: str, wanted: Configuration, name: str, profiled: bool, reserve_s: float) -> MadeRun:
         left = self.budget_s - self.spent_s
-        if left < self.expected_s(wanted) + reserve_s:
+        if left < self.expected_s(wanted) + (self._profiled_s if profiled else 0.0) + reserve_s:
             raise OutOfBudgetError
         begun = self._clock()
-        folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=left)
+        folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=left - reserve_s)
         if isinstance(error, Interrupted):
             raise StoppedError(error)
         made = MadeRun(key, folder.name if folder else "", self._clock() - begun, error.fact if error else "")

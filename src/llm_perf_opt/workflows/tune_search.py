@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, calibration_rows, point_of
-from llm_perf_opt.analysis.tuning.candidates import Change, Lossy, Prediction, already, finding_changes, lever_changes, prediction
+from llm_perf_opt.analysis.tuning.candidates import (
+    Change,
+    Lossy,
+    Prediction,
+    already,
+    finding_changes,
+    lever_changes,
+    prediction,
+    remedy_levers,
+)
 from llm_perf_opt.analysis.tuning.deciding import SMALLEST, Decision, decide
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, Goal, in_ns
 from llm_perf_opt.analysis.tuning.measures import broken, level_of, value_in
@@ -78,11 +87,9 @@ class Search:
         base: Place,
         recorder: Recorder,
         levers: Sequence[Lever] = (),
-        lossy: Lossy | None = None,
         calibration: Sequence[CalibrationPoint] = (),
     ) -> None:
         self._rules, self._values, self._recorder, self._levers = rules, values, recorder, levers
-        self._lossy = lossy or Lossy(levers)
         self._rows = {row.finding: row for row in calibration_rows(calibration)}
         self.base = self.current = base
         self._reference = base.runs[0]
@@ -122,9 +129,12 @@ class Search:
 
     def _next(self) -> tuple[Change, Configuration] | None:
         """Return the most promising change that leads to a configuration which was not tried."""
-        goal = self.goal
-        found = finding_changes(self._findings(), goal, self._lossy, self._rows)[: self._rules.top]
-        changes = [*found, *lever_changes(self._levers, goal, self._lossy)]
+        goal, timings = self.goal, self.current.runs[-1].timings
+        runtime = None if isinstance(timings, Missing) else timings.runtime
+        remedies = runtime.remedies if runtime else ()
+        lossy = Lossy(self._levers, remedies)
+        found = finding_changes(self._findings(), goal, lossy, self._rows)[: self._rules.top]
+        changes = [*found, *lever_changes([*self._levers, *remedy_levers(remedies)], goal, lossy)]
         kept = sum(step.kept for step in self.progress.steps)
         again = [change for change in changes if self._slow.get(change.key, kept) < kept]
         for change in [*(one for one in changes if one.key not in self._changes), *again]:
@@ -141,7 +151,7 @@ class Search:
     def _wanted(self, change: Change) -> Configuration | None:
         """Return the configuration with the change, or record why it is not tried."""
         why, timings = "", self.current.runs[-1].timings
-        if not isinstance(timings, Missing) and already(change.overrides, timings):
+        if not isinstance(timings, Missing) and already(change.overrides, timings, self.current.runs[-1].analysis.env):
             why = "the run already has this setting"
         elif change.lossy and not self._rules.allow_lossy:
             why = "it changes the precision of the model; --allow-lossy allows it"
@@ -242,6 +252,8 @@ class Search:
                     side.append(found)
         except OutOfBudgetError:
             return None, "the budget ended before fresh runs could confirm the gain", None
+        self.base = replace(self.base, runs=(*self.base.runs, *sides[0]))
+        self.current = replace(self.current, runs=(*self.current.runs, *sides[1]))
         kept = [step for step in self.progress.steps if step.kept]
         keys = [text.partition("=")[0] for step in kept for text in step.change]
         goal = self._claimed(kept)

@@ -21,7 +21,8 @@ from llm_perf_opt.core.records import Missing
 )
 def test_constraints(text: str, goal: str, limit: float) -> None:
     (found,) = parse_constraints([text])
-    assert (found.goal, found.limit) == (goal, pytest.approx(limit))
+    assert found.goal == goal
+    assert found.limit == pytest.approx(limit)
 
 
 def test_a_constraint_is_broken_from_its_side_alone_and_by_what_is_unknown() -> None:

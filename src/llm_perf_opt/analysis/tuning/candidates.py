@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
@@ -94,9 +95,11 @@ def _helps(lever: Lever, goal: Goal) -> bool:
     return not lever.stage or not stages or lever.stage in stages
 
 
-def already(overrides: Iterable[str], timings: CleanTimings) -> bool:
+def already(overrides: Iterable[str], timings: CleanTimings, env: Mapping[str, Any]) -> bool:
     """Return whether a run already had these settings, although its configuration left them to the framework."""
+    waiting = env.get("waiting")
     ran = {
+        "hardware.wait_policy": waiting.get("policy") if isinstance(waiting, Mapping) else None,
         "runtime.attn_implementation": timings.model.attention,
         "model.dtype": timings.model.dtype,
         "hardware.threads": str(timings.threads),
