@@ -4,6 +4,7 @@ The runtime is a plug-in with levers, found through the entry point. Its runs ar
 with a search.
 """
 
+import functools
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import compose, with_overrides
+from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
@@ -55,6 +57,14 @@ def step_ms(engine: Mapping[str, Any]) -> float:
     step *= 0.9 if engine.get("helper") and engine.get("fast") else 1.0
     step *= 0.7 if engine.get("memory") else 1.0
     return step * (0.5 if engine.get("bits") else 1.0)
+
+
+_any_run = functools.cache(run_analysis)
+
+
+@functools.cache
+def _configured(values: str, overrides: tuple[str, ...]) -> RunConfig:
+    return with_overrides(json.loads(values), overrides)
 
 
 @dataclass
@@ -92,7 +102,7 @@ class FakeRuns:
             return None, Interrupted("Interrupted.")
         self.clock.now += self.seconds
         self.made.append((name, overrides, profiled))
-        engine = with_overrides(self.values, overrides).runtime.engine
+        engine = _configured(json.dumps(self.values), overrides).runtime.engine
         if engine.get("broken"):
             return None, CaptureError("the engine does not start")
         folder = self.folder / name
@@ -101,10 +111,10 @@ class FakeRuns:
 
     def read(self, path: Path, *, profiled: bool) -> Tried:
         record = json.loads((path / "fake.json").read_text())
-        config = with_overrides(self.values, record["overrides"])
+        config = _configured(json.dumps(self.values), tuple(record["overrides"]))
         tried = self.run(path, config, record["at"])
         if profiled and self.findings is not None:
-            trace: Any = SimpleNamespace(complete=True, why="", findings=self.findings(config.runtime.engine))
+            trace: Any = SimpleNamespace(complete=True, why="", budgets=(), findings=self.findings(config.runtime.engine))
             tried = replace(tried, analysis=replace(tried.analysis, trace=trace))
         return self.change(tried, config.runtime.engine)
 
@@ -123,7 +133,8 @@ class FakeRuns:
         timings = replace(timings, memory=memory)
         created = datetime(2026, 1, 2, tzinfo=timezone.utc) + timedelta(seconds=at)
         tokens = [[7, 7, 7, 7, 8 if bits or engine.get("wrong") else 7]] * 2
-        analysis = run_analysis(
+        analysis = replace(
+            _any_run(),
             run=path.name, timings=timings, metrics=metrics(timings), config=asdict(config), trace=Missing("not traced"),
             manifest=manifest(created=created.isoformat()), efficiency=Missing("not computed"), telemetry=Missing("not sampled"),
         )  # fmt: skip

@@ -95,6 +95,7 @@ class Search:
         self._reference = base.runs[0]
         """The run whose tokens a lossless change must reproduce."""
         self._configurations = {base.configuration.signature}
+        self._composed: dict[tuple[str, ...], Configuration] = {}
         self._changes: set[frozenset[str]] = set()
         self._slow: dict[frozenset[str], int] = {}
         """Changes that were not better, and how many steps were kept then: each may be tried once more on another base."""
@@ -157,8 +158,10 @@ class Search:
             why = "it changes the precision of the model; --allow-lossy allows it"
         elif change.other_work and self._rules.tokens == "same":
             why = "it changes the requests, so the tokens cannot be compared; --tokens any allows it"
+        overrides = (*self.current.configuration.overrides, *change.overrides)
         try:
-            wanted = configuration(self._values, (*self.current.configuration.overrides, *change.overrides))
+            wanted = self._composed.get(overrides) or configuration(self._values, overrides)
+            self._composed[overrides] = wanted
         except ConfigError as error:
             why = why or f"refused: {error.fact}"
         if why:
