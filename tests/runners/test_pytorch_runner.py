@@ -92,10 +92,11 @@ def test_one_sequence_gets_the_same_tokens_alone_and_in_a_batch() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_decode_gives_the_same_tokens() -> None:
+@pytest.mark.parametrize("prefill", [False, True])
+def test_compiled_decode_and_prefill_give_the_same_tokens(prefill: bool) -> None:
     model = small_model("qwen2")
     prompts = synthetic_prompts(1, 16, 97, seed=3)
-    runner = PyTorchRunner(model, "small", NEW_TOKENS, "static", "default")
+    runner = PyTorchRunner(model, "small", NEW_TOKENS, "static", "default", compile_prefill=prefill)
     batch = runner.place(prompts)
     runner.begin()
     tokens = [runner.prefill(batch)]
