@@ -18,7 +18,7 @@ from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.advise import advise
 from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.config.composition import Composed
-from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
+from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Preempted, Terminated
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
@@ -60,6 +60,19 @@ def test_below_nohup_a_closed_terminal_ends_nothing() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_warning_of_a_scheduler_ends_a_capture_and_keeps_what_else_is_said() -> None:
+    def work() -> None:
+        try:
+            signalled(signal.SIGUSR2)
+        except KeyboardInterrupt:
+            raise Interrupted("Interrupted. Point 3 is queued.", "Resume it.") from None
+
+    with pytest.raises(Preempted, match="Ended by SIGUSR2") as caught, graceful_exit():
+        work()
+    assert caught.value.fact.endswith("Point 3 is queued.")
+    assert (caught.value.exit_code, caught.value.remedy) == (140, "Resume it.")
 
 
 class Gone(io.StringIO):

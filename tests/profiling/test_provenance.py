@@ -16,6 +16,16 @@ def test_secrets_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hush" not in str(variables)
 
 
+def test_the_place_in_a_cluster_is_recorded_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"SLURMD_NODENAME": "n7", "SLURM_JOB_ID": "12", "RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
+    for name, value in {**given, "SLURM_JWT": "hush", "RANKED": "no"}.items():
+        monkeypatch.setenv(name, value)
+    found = environment(0)["cluster"]
+    assert found["node"] == "n7"
+    assert given.items() <= found["variables"].items()
+    assert not {"SLURM_JWT", "RANKED"} & found["variables"].keys()
+
+
 def test_facts_are_there_or_say_why() -> None:
     found = environment(0)
     assert found["cpu"]["usable"] >= 1

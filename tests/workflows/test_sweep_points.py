@@ -13,6 +13,7 @@ from builders import clean_timings, manifest
 from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError, LlmPerfError
 from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.workflows.clusters.job import become_point
 from llm_perf_opt.workflows.sweep import begin_sweep, gpus_of_points, launcher_of, plan_sweep, run_planned, with_launcher
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
 
@@ -164,3 +165,26 @@ def test_nothing_outside_its_folder_is_written_by_a_point(tmp_path: Path) -> Non
     after = {path: path.stat().st_mtime_ns for path in folder.path.iterdir()}
     assert {path.name for path in after.keys() - before.keys()} == {"001"}
     assert all(after[path] == moment for path, moment in before.items())
+
+
+def test_a_plan_is_written_without_running_anything(tmp_path: Path) -> None:
+    words = ["hardware=single_gpu", "runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'a sweep'}"]
+    done = command.llm_perf("run", "-m", "--plan", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = SweepFolder.open(tmp_path / "a sweep")
+    assert [point.status for point in folder.points()] == ["pending", "pending"]
+    assert folder.read().project == str(tmp_path)
+    assert f"llm-perf run --point '{folder.path}' N" in done.stdout
+    assert command.llm_perf("run", "--plan", "runtime.batch_size=1", cwd=tmp_path).returncode == 2
+
+
+def test_a_job_of_submitit_becomes_the_point(tmp_path: Path) -> None:
+    """With submitit's executor for this machine, which takes the same calls as the one for Slurm."""
+    submitit = pytest.importorskip("submitit")
+    folder = swept(tmp_path / "a sweep", "runtime.batch_size=1,2")
+    assert run_planned(folder, 1, measured) is None
+    executor = submitit.LocalExecutor(tmp_path / "jobs")
+    job = executor.submit(become_point, str(folder.path), 1)
+    job.wait()
+    assert f"Point 1 of {folder.path} is complete" in job.stderr()
+    assert [point.folder for point in folder.points()] == ["", "001"]

@@ -115,6 +115,10 @@ def run_logged(argv: Sequence[str], *, folder: Path, environment: Mapping[str, s
             while child.poll() is None:
                 select.select([ended] if ended is not None else [], [], [], 1.0)
     except KeyboardInterrupt as error:
+        with suppress(ProcessLookupError):  # SIGTERM first: SIGINT may be blocked here, as below Ray, and so in the child
+            child.terminate()
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.wait(GRACE_S[0])
         end(child)
         raise interrupted(error, "Completed results are kept.") from None
     return child.returncode
@@ -224,7 +228,11 @@ def is_running(pid: int, started: float) -> bool:
 
 
 def end_with_launcher() -> None:
-    """End this process with SIGTERM when the process in LAUNCHER_PID has ended, such as a worker of Ray that was killed."""
+    """End this process with SIGTERM when the process in LAUNCHER_PID has ended, such as a worker of Ray that was killed.
+
+    Such a worker blocks SIGINT, and its children inherit that: passes could not be interrupted.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     pid = os.environ.pop(LAUNCHER_PID, "")
     if not pid.isdecimal() or not hasattr(os, "pidfd_open"):
         return

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, Res
 from llm_perf_opt.core.processes import Answer, process_start
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.workflows.clusters import slurm
+from llm_perf_opt.workflows.clusters.job import become_point
 from llm_perf_opt.workflows.clusters.submissions import Submission, Submissions
 from llm_perf_opt.workflows.sweep import Planned, begin_sweep, plan_sweep
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
@@ -49,7 +51,7 @@ class Cluster:
         self.given.append(given)
 
     def map_array(self, function: Any, sweeps: Sequence[str], points: Sequence[int]) -> list[Any]:
-        assert function is slurm.become_point
+        assert function is become_point
         assert set(sweeps) == {str(self.folder.path)}
         self.points.append(list(points))
         job = 10 + len(self.points)
@@ -95,7 +97,7 @@ def cluster(planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     made = Cluster(begin_sweep(replace(planned, folder=tmp_path / "a sweep"), ["llm-perf", "run", "-m"], None))
     monkeypatch.setattr(slurm, "_submitit", lambda: (made.executor, (RefusedError,)))
     monkeypatch.setattr(slurm, "answer", made.answer)
-    monkeypatch.setattr(slurm.time, "sleep", made.end_jobs)
+    monkeypatch.setattr(time, "sleep", made.end_jobs)
     return made
 
 
@@ -237,7 +239,7 @@ def test_points_that_left_no_run_are_named(cluster: Cluster, monkeypatch: pytest
         complete(cluster.folder, 0)
         cluster.queue.clear()
 
-    monkeypatch.setattr(slurm.time, "sleep", lose)
+    monkeypatch.setattr(time, "sleep", lose)
     error = cluster.run()
     assert error is not None
     assert "3 of 4 points of the sweep did not complete: 1, 2, 3." in error.fact

@@ -109,7 +109,7 @@ class _Tasks:
         return []
 
     def cancel(self) -> bool:
-        """End all tasks; return whether all points have ended. Ray counts a task as ended while its point still closes its run."""
+        """End all tasks; return whether all points have ended: for Ray, a task has ended while its point still closes its run."""
         for task in self._running:
             self._ray.cancel(task)
         deadline = time.monotonic() + _END_S
