@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _PORT_FILE = "port"
 _POLL_S = 0.02
+_SLICE_S = 2.0
 RAISE_LIMIT = "If the ranks only need longer, raise runtime.rank_timeout_s."
 
 
@@ -80,10 +81,21 @@ class RankGroup:
         until = time.monotonic() + self.timeout_s
         try:
             self.store.set(keys[self.rank], msgspec.json.encode(value))
-            self.store.wait(keys, timedelta(seconds=self.timeout_s))
+            self._wait(keys, until)
             return [self.store.get(key) for key in keys]
         except RuntimeError as error:
             raise self._lost(keys, what, late=time.monotonic() >= until) from error
+
+    def _wait(self, keys: list[str], until: float) -> None:
+        """Wait for keys in short calls: a signal is handled only between them."""
+        while True:
+            try:
+                self.store.wait(keys, timedelta(seconds=max(0.01, min(_SLICE_S, until - time.monotonic()))))
+                return
+            except RuntimeError:
+                if time.monotonic() >= until:
+                    raise
+                self.store.check(keys[:1])  # raises if the store is gone
 
     def _lost(self, keys: list[str], what: str, *, late: bool) -> LostRankError:
         try:
@@ -107,7 +119,7 @@ class RankGroup:
         keys = [f"left/{rank}" for rank in range(1, self.size)]
         try:
             if self.rank == 0:
-                self.store.wait(keys, timedelta(seconds=self.timeout_s))
+                self._wait(keys, time.monotonic() + self.timeout_s)
             else:
                 self.store.set(keys[self.rank - 1], "")
         except RuntimeError as error:

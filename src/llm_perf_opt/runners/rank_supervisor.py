@@ -169,14 +169,16 @@ class _Watch:
     # --- failures ---------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raise if a rank has failed or hangs."""
+        """Raise if a rank has failed or hangs. After an interruption, ranks end one after the other and lose each other."""
+        if self._interrupted:
+            return
         if any(rank.failed for rank in self._ranks):
             until = time.monotonic() + _SETTLE_S
             while time.monotonic() < until and any(rank.code is None for rank in self._ranks):
                 self._read(_TICK_S)
             self._read(0)
             raise self._failure()
-        late = None if self._interrupted else self._late(time.monotonic())
+        late = self._late(time.monotonic())
         if late is not None:
             raise self._hanging([late], f"the others have waited for it for {self._limit_s:g} s.")
 

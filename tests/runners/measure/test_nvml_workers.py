@@ -22,7 +22,7 @@ def other_process() -> Iterator[int]:
 def test_a_worker_is_counted_as_soon_as_it_is_told(other_process: int, monkeypatch: pytest.MonkeyPatch) -> None:
     read_end, write_end = os.pipe()
     reader = nvml.HostReader()
-    monkeypatch.setattr(nvml.sys, "stdin", os.fdopen(read_end))
+    monkeypatch.setattr(sys, "stdin", os.fdopen(read_end))
     os.write(write_end, f"1\n+{other_process} +999999999\n".encode())
     assert nvml._wait(reader, due=0.0)
     assert other_process in reader.pids
