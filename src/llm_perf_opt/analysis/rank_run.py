@@ -88,7 +88,7 @@ def _slowest(ranks: tuple[RankFacts, ...]) -> tuple[int, ...]:
 def _cost(timings: CleanTimings, size: int, traces: Maybe[RanksAnalysis]) -> Maybe[RankCost]:
     work, formats, plan = timings.workload, formats_of(timings.model), Plan(tp=size)
     if size < 2:
-        return Missing("the ranks are workers of the engine")
+        return Missing("the facts of all ranks are not known")
     try:
         architecture = architecture_of(timings.model.architecture)
         check_plan(architecture, plan)
