@@ -14,7 +14,13 @@ _FORMER = {"hardware": {"cpu_threads": "threads"}}
 """Former names of settings, which are still accepted."""
 _ADDED: dict[str, dict[str, Any]] = {
     "hardware": {"threads": None, "cpus": None, "wait_policy": "auto", "devices": None},
-    "runtime": {"quantization": "none", "tensor_parallel": 1, "rank_timeout_s": 300.0, "attention_backend": "auto", "compile_prefill": False},
+    "runtime": {
+        "quantization": "none",
+        "tensor_parallel": 1,
+        "rank_timeout_s": 300.0,
+        "attention_backend": "auto",
+        "compile_prefill": False,
+    },
     "profiling.nvml": {"prometheus": None},
     "profiling.nsys": {"trace": None, "sample": "none", "args": [], "substage": None},
     "profiling.ncu": {
