@@ -18,7 +18,7 @@ from llm_perf_opt.core.records import SCHEMA
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.user_files import SpecialFileError, check_folder, check_ordinary, open_ordinary, read_bytes, read_text
 from llm_perf_opt.traces.trace_mark import tables_of
-from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
+from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
 
 REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
 HANG_S = 20
@@ -199,7 +199,7 @@ def test_in_place_of_any_file_of_a_run(tmp_path: Path, which: int) -> None:
 def test_in_place_of_a_file_of_a_sweep(tmp_path: Path, make: Callable[[Path], None]) -> None:
     folder = SweepFolder.create(tmp_path / "sweep")
     run = a_run(folder.point_folder(0))
-    points = (SweepPoint(("runtime.batch_size=1",), ("runtime.batch_size=1",), run.path.name, "complete"),)
+    points = (PlannedPoint(("runtime.batch_size=1",), ("runtime.batch_size=1",)),)
     folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
     swapped(run.clean_file, make)
     refused("report", folder.path)

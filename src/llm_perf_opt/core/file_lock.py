@@ -1,4 +1,4 @@
-"""A lock that processes on one or several machines share. It ends with its process."""
+"""Locks that processes share. They end with their process."""
 
 import fcntl
 import os
@@ -39,3 +39,22 @@ def _taken(descriptor: int, deadline: float) -> bool:
             time.sleep(_POLL_S)
         except OSError:
             return False
+
+
+def folder_lock(path: Path, kind: int) -> int | None:
+    """Return a lock on a folder, which ends with its descriptor or its process; None if the file system has no locks.
+
+    Raise BlockingIOError if another process holds one.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise
+        return None
+    return descriptor

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
+from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
 from llm_perf_opt.core.user_files import COMPRESSED, check_folder, present, read_text, read_unpacked
 
@@ -251,25 +252,6 @@ class RunFolder:
         if manifest.pass_named(entry.name) is None:
             others.append(entry)
         self.write_manifest(replace(manifest, passes=tuple(others)))
-
-
-def folder_lock(path: Path, kind: int) -> int | None:
-    """Return a lock on a folder, which ends with its descriptor or its process; None if the file system has no locks.
-
-    Raise BlockingIOError if another process holds one.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            raise
-        return None
-    return descriptor
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

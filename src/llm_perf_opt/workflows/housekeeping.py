@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError, file_error, interrupted
+from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.records import SCHEMA
-from llm_perf_opt.core.run_folder import RunFolder, folder_lock, read_mapping
+from llm_perf_opt.core.run_folder import RunFolder, read_mapping
 from llm_perf_opt.core.user_files import DEEPEST_RUN
 from llm_perf_opt.traces.trace_mark import kept_bytes
 from llm_perf_opt.workflows.compare import Baselines

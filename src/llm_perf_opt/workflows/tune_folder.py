@@ -11,7 +11,8 @@ from pathlib import Path
 
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
-from llm_perf_opt.core.run_folder import RunFolder, folder_lock, read_record, there, write_record
+from llm_perf_opt.core.file_lock import folder_lock
+from llm_perf_opt.core.run_folder import RunFolder, read_record, there, write_record
 
 SCHEMA = 1
 SUFFIX = "-tune"

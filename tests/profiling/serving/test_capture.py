@@ -137,7 +137,8 @@ def test_without_rates_they_double_until_the_limit_is_missed(tmp_path: Path, mon
     asked = request(rates=(), points=3, slo="e2e=1000s", requests=60)
     folder, error, _ = run(tmp_path, monkeypatch, asked, "--token-ms", "10")
     assert error is None
-    loads = [read_record(file, LoadPoint).asked for file in sorted(folder.path.glob("raw/load_*/point.json"))]
+    asked_for = [read_record(file, LoadPoint).asked for file in sorted(folder.path.glob("raw/load_*/point.json"))]
+    loads = list(dict.fromkeys(asked_for))  # a load that a busy machine sent too late is repeated
     assert read_record(folder.raw("server") / "server.json", ServerFacts).slo_ns == {"e2e": 10**12}
     assert loads[0] < 25  # one request takes 4 × 10 ms at least
     assert loads[1:] == pytest.approx([2 * loads[0], 4 * loads[0]], rel=0.01)
