@@ -377,7 +377,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
 def test_options_lists_every_group(tmp_path: Path) -> None:
     done = llm_perf("options", "--json", cwd=tmp_path)
     listed = json.loads(done.stdout)
-    assert set(listed) == {"model", "dataset", "runtime", "hardware", "profiling"}
+    assert set(listed) == {"model", "dataset", "runtime", "hardware", "profiling", "launcher"}
     assert "tiny" in listed["model"]
     assert "random" not in listed["model"]
 
