@@ -56,6 +56,17 @@ def known(rule_id: str, given: Evidence) -> tuple[Finding, Saving]:
     return finding, saving_in(finding)
 
 
+def test_host_time_of_several_ranks_is_not_predicted() -> None:
+    """A rank waits for the others; that time is not saved by launching faster."""
+    assert found("launch_bound_decode", evidence_of_ranks(1)) is not None
+    assert found("launch_bound_decode", evidence_of_ranks(2)) is None
+
+
+def evidence_of_ranks(count: int) -> Evidence:
+    given = host_bound()
+    return replace(given, facts=replace(given.facts, config={"runtime": {"tensor_parallel": count}}))
+
+
 def saving_in(finding: Finding) -> Saving:
     """Return the saving stored in a finding."""
     expected, low, high = finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns

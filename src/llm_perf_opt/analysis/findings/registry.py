@@ -68,12 +68,16 @@ _ABOUT_PYTORCH = {module.__name__ for module in (cpu, device, host, kernels)}
 _FOR_PYTORCH = frozenset(rule for rule in RULES if rule.__module__ in _ABOUT_PYTORCH and rule not in _EVERYWHERE)
 """Rules whose advice is about PyTorch code and settings, which the user of an engine cannot change."""
 
+_OF_ONE_RANK = frozenset(rule for rule in RULES if rule.__module__ in (cpu.__name__, host.__name__) and rule not in _EVERYWHERE)
+"""Rules that predict host time. A rank also waits for the others, which they would take for time that can be saved."""
+
 _ORDER = {kind.value: place for place, kind in enumerate(Kind)}
 
 
 def find(evidence: Evidence) -> tuple[Finding, ...]:
     """Return all findings: latency changes by their saving, then throughput changes, then reasons to measure again."""
-    skipped = _FOR_PYTORCH if of_engine(evidence) else frozenset()
+    several = (evidence.facts.setting("runtime.tensor_parallel") or 1) > 1
+    skipped = _FOR_PYTORCH if of_engine(evidence) else _OF_ONE_RANK if several else frozenset()
     results = [rule(evidence) for rule in RULES if rule not in skipped]
     found = [_with_confidence(_applicable(result, evidence), evidence) for result in results if result is not None]
     return tuple(sorted(found, key=lambda finding: (_ORDER[finding.kind], -finding.weight_ns)))
