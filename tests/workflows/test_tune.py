@@ -17,11 +17,11 @@ from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
 from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
-from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.tune import begin, resume, tune
-from llm_perf_opt.workflows.tune_folder import TuneFolder, TuneOptions
+from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, TuneOptions
 from tuning_builders import FakeRuns, fake_base, fake_finding, fake_runtime, fake_settings, names
 
 
@@ -241,6 +241,120 @@ def test_the_budget_is_kept_and_leaves_time_to_confirm(base: Base) -> None:
     ]  # fmt: skip
 
 
+def costly(runs: FakeRuns, seconds: Mapping[str, float]) -> None:
+    """Make runs of some changes take longer; one that takes longer than it may is ended, as a pass is."""
+    plain = runs.measure
+
+    def measure(
+        overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float
+    ) -> tuple[Path | None, LlmPerfError | None]:
+        more = sum(cost for change, cost in seconds.items() if change in overrides)
+        if runs.seconds + more > limit_s:
+            runs.clock.now += limit_s + 1.0
+            return None, CaptureError("the pass took too long")
+        runs.clock.now += more
+        return plain(overrides, name, profiled=profiled, limit_s=limit_s)
+
+    runs.measure = measure  # type: ignore[method-assign]
+
+
+def test_a_change_that_does_not_fit_does_not_end_the_search(base: Base) -> None:
+    """A run of fast=1 takes 70 s: it cannot be judged in the budget, fast=2 can."""
+    folder = begin(base[0], TuneOptions(budget_s=160.0), [])
+    runs = FakeRuns(folder.path, base[1])
+    costly(runs, {"runtime.engine.fast=1": 60.0})
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    assert [(step.change[0], step.kept) for step in found.steps[:2]] == [
+        ("runtime.engine.fast=1", False), ("runtime.engine.fast=2", True),
+    ]  # fmt: skip
+    assert "the budget ended before the change could be judged" in found.steps[0].why
+    assert (found.ending, found.confirmed) == ("budget", True)
+    assert found.spent_s <= 160
+    assert {one.change for one in found.not_tried if "--budget" in one.why} >= {("runtime.engine.memory=1",)}
+
+
+def test_a_run_that_the_budget_ended_is_made_again_with_a_larger_one(base: Base) -> None:
+    folder = begin(base[0], TuneOptions(budget_s=100.0, max_steps=1), [])
+    runs = FakeRuns(folder.path, base[1])
+    costly(runs, {"runtime.engine.fast=1": 200.0})
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    assert found.kept == []
+    assert "runtime.engine.fast=1" in [one.change[0] for one in found.not_tried]
+    assert not any(made.why for made in folder.read().runs), "it did not fail"
+    folder.close()
+    again = resume(base[0], 1000.0)
+    more = FakeRuns(again.path, base[1], clock=runs.clock)
+    later, _ = tune(again, QuietProgress(), runs=more, clock=more.clock)
+    again.close()
+    assert [(step.change[0], step.kept) for step in later.steps] == [("runtime.engine.fast=1", True)]
+
+
+def test_runs_of_a_confirmation_decide_no_step_of_a_resumed_search(base: Base) -> None:
+    """With more budget the search goes on, and another best is confirmed by runs of its own."""
+    first, _, runs, _ = searched(base, TuneOptions(budget_s=110.0))
+    assert (first.ending, first.confirmed) == ("budget", True)
+    again = resume(base[0], 1000.0)
+    more = FakeRuns(again.path, base[1], clock=runs.clock)
+    later, _ = tune(again, QuietProgress(), runs=more, clock=more.clock)
+    again.close()
+    used = [Path(run).name for step in later.steps for run in (*step.runs, *step.against)]
+    assert later.overrides != first.overrides
+    assert not [name for name in used if name.startswith("confirm")]
+    assert [name for name in names(more.made) if name.startswith("confirm")] == [
+        "confirm-base-1", "confirm-best-1", "confirm-base-2", "confirm-best-2",
+    ]  # fmt: skip
+
+
+def test_fresh_runs_with_other_tokens_confirm_nothing(base: Base) -> None:
+    def change(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+        if not Path(tried.path).name.startswith("confirm-best") or isinstance(tried.timings, Missing):
+            return tried
+        return replace(tried, analysis=replace(tried.analysis, timings=replace(tried.timings, tokens_sha256="9" * 64)))
+
+    found, *_ = searched(base, TuneOptions(max_steps=1), change=change)
+    assert len(found.kept) == 1
+    assert (found.confirmed, found.best) == (False, found.base)
+    assert "a fresh run of the best: the tokens differ" in found.confirmed_why
+
+
+def test_a_constraint_may_cost_some_of_the_objective(base: Base) -> None:
+    """slow=1 needs half of the memory, which the base has too much of; helper=1 wins back a part of the time that it costs."""
+
+    def change(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+        timings = tried.timings
+        assert not isinstance(timings, Missing)
+        memory = replace(timings.memory, reserved_bytes=(5 if engine.get("slow") else 10) * 10**9)
+        return replace(tried, analysis=replace(tried.analysis, timings=replace(timings, memory=memory)))
+
+    found, _, _, folder = searched(
+        base, TuneOptions(constraints=("memory<8GB",), max_steps=5), change=change,
+        speed=lambda engine: 10.0 * (1.3 if engine.get("slow") else 1.0) * (0.9 if engine.get("helper") else 1.0),
+    )  # fmt: skip
+    assert [(step.change[0], step.goal) for step in found.kept] == [
+        ("runtime.engine.slow=1", "memory"), ("runtime.engine.helper=1", "tpot"),
+    ]  # fmt: skip
+    assert (found.confirmed, found.constraints_met) == (True, True)
+    assert found.confirmation is not None
+    assert found.confirmation.goal == "memory"
+    assert "memory; base 10.00 GB" in folder.report_file.read_text()
+
+
+@pytest.mark.parametrize("key", ["runtime.engine.kv_cache_dtype", "runtime.engine.quantization", "model.dtype"])
+def test_a_lever_of_the_user_that_changes_the_precision_needs_permission(base: Base, key: str) -> None:
+    found, *_ = searched(base, TuneOptions(levers=(f"{key}=fp16",), max_steps=1))
+    (left_out,) = [one for one in found.not_tried if one.change == (f"{key}=fp16",)]
+    assert "--allow-lossy" in left_out.why
+
+
+def test_a_run_outside_the_search_is_not_read(base: Base) -> None:
+    folder = begin(base[0], TuneOptions(), [])
+    folder.write(replace(folder.read(), runs=(MadeRun("key", "..", 1.0),)))
+    folder.close()
+    with pytest.raises(ParseError, match="names a run outside the search"):
+        resume(base[0], None).read()
+
+
 def test_runs_of_a_decision_alternate(base: Base) -> None:
     _, _, runs, _ = searched(base, TuneOptions(max_steps=1, runs=3))
     assert names(runs.made)[:6] == ["base", "01-1-1", "01-1-before-2", "01-1-2", "01-1-before-3", "01-1-3"]
@@ -303,8 +417,10 @@ def test_interrupted_it_keeps_the_best_so_far_and_resumes(whole: Searched, base:
     plain, _, every, _ = whole
     assert later.overrides == plain.overrides
     assert [step.change for step in later.steps] == [step.change for step in plain.steps]
-    assert made + len(more.made) == len(every.made), "nothing is measured twice"
-    assert later.spent_s == pytest.approx(10.0 * len(every.made))
+    assert made + len(more.made) == len(every.made) + 1, "nothing is measured twice, but the machine may have changed since then"
+    assert names(more.made)[:2] == ["03-1-before-1", "03-1-1"]
+    assert Path(later.steps[2].against[0]).name == "03-1-before-1"
+    assert later.spent_s == pytest.approx(10.0 * (len(every.made) + 1))
 
 
 def test_only_one_process_continues_a_search(base: Base) -> None:

@@ -91,10 +91,10 @@ def _cards(found: TuneResult) -> Cards:
     decision = found.confirmation
     if decision is not None and decision.after is not None and decision.before is not None and decision.change is not None:
         interval = "" if decision.low is None or decision.high is None else _interval_words(decision.low, decision.high)
-        last = found.kept[-1].distance if found.kept else None
-        cards.append(
-            Card("Best, in fresh runs", goal.text(decision.after), f"base {goal.text(decision.before)}", _distance(last))
-        )
+        last = found.kept[-1].distance if found.kept and decision.goal == found.objective else None
+        claimed = GOALS[decision.goal]
+        words = f"{claimed.name}; base {claimed.text(decision.before)}"
+        cards.append(Card("Best, in fresh runs", claimed.text(decision.after), words, _distance(last)))
         cards.append(Card("Change", signed_percent(decision.change), interval))
     elif found.kept and found.confirmed is None:
         step = found.kept[-1]

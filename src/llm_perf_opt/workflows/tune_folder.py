@@ -42,7 +42,7 @@ class MadeRun:
     """One run of the search."""
 
     key: str
-    """The configuration and the number of the run of it."""
+    """The configuration, the number of the run of it, and its purpose."""
     run: str
     """Its folder inside the search; empty if there is none."""
     seconds: float
@@ -131,7 +131,7 @@ class TuneFolder:
             if state.schema > SCHEMA:
                 raise ParseError(f"{self.state_file} was written by a newer version.", "Upgrade llm-perf-opt.")
             for made in state.runs:
-                if Path(made.run).name != made.run or "\0" in made.run:
+                if Path(made.run).name != made.run or made.run == ".." or "\0" in made.run:
                     raise ParseError(f"{self.state_file} names a run outside the search: {made.run!r}.")
             self._state = state
         return self._state
@@ -145,6 +145,10 @@ class TuneFolder:
         """Record a run."""
         state = self.read()
         self.write(replace(state, runs=(*state.runs, made), spent_s=spent_s))
+
+    def spend(self, spent_s: float) -> None:
+        """Record the time of a run that is not kept."""
+        self.write(replace(self.read(), spent_s=spent_s))
 
     def _locked(self) -> int | None:
         try:

@@ -72,32 +72,44 @@ class Recorder:
         self._folder, self._runs, self._clock = folder, runs, clock
         state = folder.read()
         self._known = {made.key: made for made in state.runs}
-        self._numbers: dict[str, int] = {}
+        self._resumed, self._made_here = bool(state.runs), set[str]()
+        self._numbers: dict[tuple[str, str], int] = {}
         self._before_s, self._begun = state.spent_s, clock()
         self.budget_s = state.options.budget_s
         self._took: dict[str, float] = {}
         """Configuration → seconds that another run of it is expected to take."""
         self._profiled_s = 0.0
         """What the profiled passes of a run are expected to add."""
+        self._usual = ""
+        """The configuration that a new one is expected to take as long as."""
 
     def expect(self, wanted: Configuration, seconds: float, profiled_s: float) -> None:
         """Note how long a run of the base took, unprofiled and with its profiled passes."""
         self._took[wanted.signature] = seconds
         self._profiled_s = profiled_s
+        self.changes_from(wanted)
+
+    def changes_from(self, current: Configuration) -> None:
+        """Expect a run of a new configuration to take as long as one of this."""
+        self._usual = current.signature
 
     @property
     def spent_s(self) -> float:
         """The time of the search so far, over all processes that worked on it."""
         return self._before_s + self._clock() - self._begun
 
-    def run(self, wanted: Configuration, name: str, *, profiled: bool = False, reserve_s: float = 0.0) -> Maybe[Tried]:
+    def run(
+        self, wanted: Configuration, name: str, *, profiled: bool = False, reserve_s: float = 0.0, purpose: str = ""
+    ) -> Maybe[Tried]:
         """Return a new run of the configuration, or why it has no result.
 
-        Raise OutOfBudgetError if it may not end in time for `reserve_s` to remain, StoppedError if the user stops it.
+        `purpose`: what it is compared with. A resumed search gets a recorded run only for the purpose it was made for, so that
+        the runs of a comparison stay those that alternated. Raise OutOfBudgetError if it may not end in time for `reserve_s`
+        to remain, StoppedError if the user stops it.
         """
-        number = self._numbers.get(wanted.signature, 0)
-        self._numbers[wanted.signature] = number + 1
-        key = f"{wanted.signature}:{number}{':profiled' if profiled else ''}"
+        number = self._numbers.get((wanted.signature, purpose), 0)
+        self._numbers[wanted.signature, purpose] = number + 1
+        key = f"{_key(wanted, number, purpose)}{':profiled' if profiled else ''}"
         made = self._known.get(key) or self._make(key, wanted, name, profiled, reserve_s)
         if made.why:
             return Missing(made.why)
@@ -113,25 +125,39 @@ class Recorder:
             self._took[wanted.signature] = min(self._took.get(wanted.signature, seconds), seconds)
         return tried
 
+    def is_from_before(self, run: Tried, wanted: Configuration, purpose: str) -> bool:
+        """Return whether a run of an earlier process must be made again for `purpose`, because `wanted` was not run after it."""
+        again = any(key.endswith(f":0:{purpose}") for key in self._known)
+        return again or (self._resumed and _key(wanted, 0) not in self._known and run.path not in self._made_here)
+
     def expected_s(self, *configurations: Configuration) -> float:
-        """Return how long a run of each configuration is expected to take; for a new one, as long as the others.
+        """Return how long a run of each configuration is expected to take; for a new one, as long as the current one.
 
         What compiling took is not counted: torch keeps compiled code for the next process.
         """
-        usual = max(self._took.values(), default=0.0)
+        usual = self._took.get(self._usual, 0.0)
         return sum(max(self._took.get(one.signature, usual), _LEAST_S) for one in configurations)
 
     def _make(self, key: str, wanted: Configuration, name: str, profiled: bool, reserve_s: float) -> MadeRun:
         left = self.budget_s - self.spent_s
         if left < self.expected_s(wanted) + (self._profiled_s if profiled else 0.0) + reserve_s:
             raise OutOfBudgetError
-        begun = self._clock()
-        folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=left - reserve_s)
+        begun, limit_s = self._clock(), left - reserve_s
+        folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=limit_s)
         if isinstance(error, Interrupted):
             raise StoppedError(error)
-        made = MadeRun(key, folder.name if folder else "", self._clock() - begun, error.fact if error else "")
+        seconds = self._clock() - begun
+        if error is not None and seconds >= limit_s:  # the budget ended it: with a larger one it is made again
+            self._folder.spend(self.spent_s)
+            raise OutOfBudgetError
+        made = MadeRun(key, folder.name if folder else "", seconds, error.fact if error else "")
+        self._made_here.add(str(folder))
         self._folder.add(made, self.spent_s)
         return made
+
+
+def _key(wanted: Configuration, number: int, purpose: str = "") -> str:
+    return f"{wanted.signature}:{number}{f':{purpose}' if purpose else ''}"
 
 
 def folder_name(number: int, words: str, run: int | str) -> str:

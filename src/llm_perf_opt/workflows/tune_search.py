@@ -6,7 +6,7 @@ changes are tried, so one may be kept by chance, and the gains of kept changes a
 whole search comes from its end: fresh runs of the base and of the best configuration, alternating, judged once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from llm_perf_opt.core.units import percentage
 from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Recorder, configuration, folder_name
 
 _BUDGET_ENDED = "the budget ended before the change could be judged"
+_NO_ROOM = "it does not fit into the budget; --resume with a larger --budget tries it"
 
 
 @dataclass(frozen=True)
@@ -99,25 +100,25 @@ class Search:
         self._changes: set[frozenset[str]] = set()
         self._slow: dict[frozenset[str], int] = {}
         """Changes that were not better, and how many steps were kept then: each may be tried once more on another base."""
+        self._over_budget = False
+        """Whether a change was left out because it did not fit into the budget."""
         self.progress = Progress()
         self.on_step: Callable[[Step], None] = lambda _: None
 
     # --- the loop ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Try changes until none is left, or the budget or the number of steps is spent."""
-        try:
-            while True:
-                if self._rules.max_steps is not None and len(self.progress.steps) >= self._rules.max_steps:
-                    self._end("max steps", f"{self._rules.max_steps} changes were tried (--max-steps)")
-                    return
-                change = self._next()
-                if change is None:
-                    self._end("nothing left", "no further change promises an improvement")
-                    return
-                self._try(*change)
-        except OutOfBudgetError:
-            self._end("budget", "the next run would not have ended within the budget (--budget)")
+        """Try changes until none is left that fits into the budget, or the number of steps is reached."""
+        while self._rules.max_steps is None or len(self.progress.steps) < self._rules.max_steps:
+            change = self._next()
+            if change is None and self._over_budget:
+                self._end("budget", "no further change fits into the budget (--budget)")
+                return
+            if change is None:
+                self._end("nothing left", "no further change promises an improvement")
+                return
+            self._try(*change)
+        self._end("max steps", f"{self._rules.max_steps} changes were tried (--max-steps)")
 
     def _end(self, ending: Ending, why: str) -> None:
         self.progress.ending, self.progress.why = ending, why
@@ -181,16 +182,20 @@ class Search:
         trial = _Trial(self, change, wanted, number)
         try:
             step = trial.judged(step, goal)
-        except OutOfBudgetError:
-            self._add(replace(trial.described(step, goal), why=_BUDGET_ENDED))
-            raise
+        except OutOfBudgetError:  # a cheaper change may still fit
+            self._over_budget = True
+            if not trial.runs:
+                self.progress.not_tried.append(NotTried(change.overrides, change.source, _NO_ROOM))
+                return
+            step = replace(trial.described(step, goal), why=_BUDGET_ENDED)
         self._learn(change, trial)
         if not step.kept:
-            self.current = replace(self.current, runs=(*self.current.runs, *trial.before[1:]))
+            self.current = replace(self.current, runs=(*self.current.runs, *trial.again))
             if trial.slow:
                 self._slow[change.key] = sum(one.kept for one in self.progress.steps) if change.key not in self._slow else 10**9
             self._add(step)
             return
+        self._recorder.changes_from(wanted)
         self.current = self._analyzed(wanted, trial.runs, number, change)
         if change.lossy:
             self._reference = trial.runs[0]
@@ -245,29 +250,28 @@ class Search:
         """Compare base and best in fresh runs. Return whether the gain is confirmed (None: not checked), why, and how."""
         if self.current.configuration == self.base.configuration:
             return None, "nothing was kept", None
+        kept = [step for step in self.progress.steps if step.kept]
+        same_tokens = self._rules.tokens == "same" and not any(step.lossy for step in kept)
+        purpose = f"confirm {self.current.configuration.signature}"
         sides: list[list[Tried]] = [[], []]
         try:
             for number in range(1, self._rules.runs + 1):
                 for side, place, name in zip(sides, (self.base, self.current), ("base", "best"), strict=True):
-                    found = self._recorder.run(place.configuration, f"confirm-{name}-{number}")
+                    found = self._recorder.run(place.configuration, f"confirm-{name}-{number}", purpose=purpose)
                     if isinstance(found, Missing):
                         return None, f"a fresh run of the {name} failed: {found.why}", None
+                    if same_tokens and check_tokens(self._reference, found).same is not True:
+                        return False, f"a fresh run of the {name}: {check_tokens(self._reference, found).why}", None
                     side.append(found)
         except OutOfBudgetError:
             return None, "the budget ended before fresh runs could confirm the gain", None
         self.base = replace(self.base, runs=(*self.base.runs, *sides[0]))
         self.current = replace(self.current, runs=(*self.current.runs, *sides[1]))
-        kept = [step for step in self.progress.steps if step.kept]
         keys = [text.partition("=")[0] for step in kept for text in step.change]
-        goal = self._claimed(kept)
+        goal = GOALS[kept[0].goal]  # a constraint that the base breaks comes first, and may cost some of the objective
         analyses = [[run.analysis for run in side] for side in sides]
         decision = decide(analyses[0], analyses[1], goal, keys, other_model=any(step.lossy for step in kept))
         return decision.better, decision.why, decision
-
-    def _claimed(self, kept: Iterable[Step]) -> Goal:
-        """Return the figure that the search improved: the objective, or a constraint if no step improved the objective."""
-        goals = [step.goal for step in kept]
-        return self._rules.goal if self._rules.goal.name in goals else GOALS[goals[-1]]
 
 
 class _Trial:
@@ -277,6 +281,8 @@ class _Trial:
         self._search, self._change, self._wanted, self._number = search, change, wanted, number
         self.runs: list[Tried] = []
         self.before: list[Tried] = [search.current.runs[-1]]
+        self.again: list[Tried] = []
+        """New runs of the configuration before it."""
         self.slow = False
         """Whether it was rejected because it was not better."""
         self._tokens: TokenCheck | None = None
@@ -284,13 +290,8 @@ class _Trial:
     def judged(self, step: Step, goal: Goal) -> Step:
         """Run the change as often as needed and return the step with the decision."""
         for number in range(1, self._search._rules.runs + 1):
-            if number > 1:
-                again = self._run(self._search.current.configuration, f"before-{number}")
-                if isinstance(again, Missing):
-                    return replace(
-                        self.described(step, goal), why=f"the configuration before it could not be run again: {again.why}"
-                    )
-                self.before.append(again)
+            if why := self._run_before(number):
+                return replace(self.described(step, goal), why=f"the configuration before it could not be run again: {why}")
             found = self._run(self._wanted, number)
             if isinstance(found, Missing):
                 return replace(self.described(step, goal), why=f"it failed: {found.why}")
@@ -300,10 +301,22 @@ class _Trial:
                 return replace(self.described(step, goal), why=why)
         return self._decided(step, goal)
 
-    def _run(self, wanted: Configuration, run: int | str) -> Maybe[Tried]:
+    def _run_before(self, number: int) -> str:
+        """Run the configuration before it again; the first time only if its last run is of an earlier process. Return why not."""
+        search, purpose = self._search, f"{'first' if number == 1 else 'before'} {self._wanted.signature}"
+        if number == 1 and not search._recorder.is_from_before(self.before[-1], self._wanted, purpose):
+            return ""
+        found = self._run(search.current.configuration, f"before-{number}", purpose)
+        if isinstance(found, Missing):
+            return found.why
+        self.again.append(found)
+        self.before = [*(self.before if number > 1 else []), found]
+        return ""
+
+    def _run(self, wanted: Configuration, run: int | str, purpose: str = "") -> Maybe[Tried]:
         name = folder_name(self._number, self._change.text, run)
         search = self._search
-        return search._recorder.run(wanted, name, reserve_s=search.reserve_s(self._wanted))
+        return search._recorder.run(wanted, name, reserve_s=search.reserve_s(self._wanted), purpose=purpose)
 
     def _refused(self, found: Tried) -> str:
         """Return why the change may not be kept whatever it saves: its tokens, or a constraint."""

@@ -14,8 +14,8 @@ from llm_perf_opt.config.runtimes import Lever
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.remedy_records import EngineRemedy
 
-LOSSY_KEYS = ("model.dtype", "runtime.quantization")
-"""Settings that change the precision of the model."""
+LOSSY_WORDS = ("dtype", "quant")
+"""A setting with one of these in the last part of its name changes the precision: model.dtype, runtime.engine.quantization."""
 _TRUST = {"high": 1.0, "medium": 0.75, "low": 0.5}
 """How much of a predicted saving counts when findings are ranked, by confidence; calibration replaces it."""
 _MOST_TRUST = 1.5
@@ -122,13 +122,17 @@ class Lossy:
     """Knows which overrides change the precision of the model."""
 
     def __init__(self, levers: Iterable[Lever] = (), remedies: Iterable[EngineRemedy] = ()) -> None:
-        self._keys = {*LOSSY_KEYS}
-        self._keys |= {_key(text) for lever in levers if lever.lossy for choice in lever.choices for text in choice}
+        self._keys = {_key(text) for lever in levers if lever.lossy for choice in lever.choices for text in choice}
         self._texts = {text for remedy in remedies if remedy.alters_output for text in remedy.overrides}
 
     def of(self, overrides: Iterable[str]) -> bool:
         """Return whether one of the overrides does."""
-        return any(_key(text) in self._keys or text in self._texts for text in overrides)
+        return any(_key(text) in self._keys or text in self._texts or _changes_precision(text) for text in overrides)
+
+
+def _changes_precision(override: str) -> bool:
+    name = _key(override).rpartition(".")[2]
+    return any(word in name for word in LOSSY_WORDS)
 
 
 def _key(override: str) -> str:

@@ -35,6 +35,8 @@ class Decision:
     high: float | None = None
     runs: tuple[int, int] = (0, 0)
     cautions: tuple[str, ...] = ()
+    goal: str = ""
+    """The figure that was compared."""
 
 
 def decide(
@@ -68,7 +70,8 @@ def _decision(effect: Effect, goal: Goal, unjudged: str, cautions: tuple[str, ..
     runs = f"{effect.runs[0]} runs against {effect.runs[1]}"
     better = effect.verdict in BETTER
     words = "" if better else f"; {_why_not(effect, unjudged)}"
-    return Decision(better, f"{shown}, {runs}{words}", effect.base, effect.new, effect.change, low, high, effect.runs, cautions)
+    why = f"{shown}, {runs}{words}"
+    return Decision(better, why, effect.base, effect.new, effect.change, low, high, effect.runs, cautions, goal.name)
 
 
 def _why_not(effect: Effect, unjudged: str) -> str:
