@@ -64,7 +64,7 @@ RUNTIME = Runtime("clocked", "clocked_runner:open_clocked", steppable=False, lev
 '''
 SHORT = [
     "runtime=clocked", "hardware=cpu", "profiling=none", "runtime.num_new_tokens=5", "runtime.prompt_tokens=4",
-    "runtime.min_repeats=6", "runtime.max_repeats=6", "runtime.max_warmup=3",
+    "runtime.min_repeats=6", "runtime.max_repeats=6", "runtime.max_warmup=3", "model.architecture.num_hidden_layers=1",
 ]  # fmt: skip
 
 
@@ -103,8 +103,6 @@ def test_a_search_from_settings_to_its_page(tmp_path: Path, site: Path) -> None:
     assert json.loads(again.stdout)["steps"] == found["steps"], "nothing is measured again"
     listed = json.loads(llm_perf("runs", "--json", "--limit", "0", cwd=tmp_path, site=site).stdout)
     assert len(listed) == 1 + len(list(best.parent.glob("*/run.json")))
-    compared = llm_perf("compare", str(base), str(best), cwd=tmp_path, site=site)
-    assert compared.returncode == 0, compared.stderr
 
 
 KILLED = """
