@@ -148,6 +148,12 @@ def test_the_best_of_a_rate_is_the_highest_and_close_runs_are_counted(tmp_path: 
     assert (best.run.path, best.runs, best.close) == ("00", 3, 1)
 
 
+def test_a_copy_that_may_not_be_ranked_does_not_hide_the_run(tmp_path: Path) -> None:
+    made_run(tmp_path / "a-copy", Made(status="partial", why="cut off"))
+    made_run(tmp_path / "run")
+    assert [(row.run.path, row.runs) for row in view(tmp_path).best] == [("run", 1)]
+
+
 def test_a_copy_of_a_run_is_not_a_repeat(tmp_path: Path) -> None:
     made_run(tmp_path / "a")
     made_run(tmp_path / "b")
@@ -288,8 +294,12 @@ def test_without_a_place_for_the_index_the_view_is_the_same(tmp_path: Path, monk
 
 
 def test_odd_names_and_links(tmp_path: Path) -> None:
-    made_run(tmp_path / "a\udcff")
+    (made_run(tmp_path / "a\udcff").path / "report.html").write_text("")
     (tmp_path / "loop").symlink_to(tmp_path)
+    assert llm_perf("runs", tmp_path, "--html").returncode == 0
+    assert (tmp_path / "index.html").read_text().count("./a%FF/report.html") == 3, (
+        "of the best and of all runs, and in the data of the script"
+    )
     assert len(view(tmp_path).runs) == 1
     assert len(view(tmp_path).runs) == 1
 

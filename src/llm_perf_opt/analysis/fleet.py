@@ -114,10 +114,10 @@ class FleetRun(msgspec.Struct, frozen=True, gc=False):
 
 
 def without_copies(runs: Sequence[FleetRun]) -> list[FleetRun]:
-    """Return the runs; of copies of one run, only the first by path is ranked, because a copy is not a repeat."""
+    """Return the runs; of copies of one run, only the first by path that may be ranked is: a copy is not a repeat."""
     first: dict[str, str] = {}
     for run in sorted(runs, key=lambda run: run.path):
-        if run.measurement:
+        if run.measurement and run.is_ranked:  # a copy may be damaged
             first.setdefault(run.measurement, run.path)
     return [
         run

@@ -37,14 +37,14 @@ def mlflow(
     Needs the extra `mlflow`. A run that was exported before is not exported again.
     """
     note_debug(debug)
-    from llm_perf_opt.workflows.export_mlflow import export_runs
+    from llm_perf_opt.workflows.export_mlflow import export_runs, without_password
 
     report = (lambda _: None) if as_json else _print
     done = export_runs([Path(run) for run in runs], tracking_uri, experiment, replace=replace, report=report)
     if as_json:
         print_json(done)
     else:
-        print(f"MLflow: {tracking_uri}, experiment {experiment}", file=sys.stderr)
+        print(f"MLflow: {without_password(tracking_uri)}, experiment {experiment}", file=sys.stderr)
 
 
 def _print(row: "Exported") -> None:

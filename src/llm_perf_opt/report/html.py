@@ -82,7 +82,12 @@ def _cell(cell: Cell) -> Any:
     text = visible(cell.text)
     if cell.order is None and not (cell.link or cell.below or cell.whole):
         return text
-    return [text, cell.order, cell.link and f"./{quote(cell.link)}", visible(cell.below), visible(cell.whole)]
+    return [text, cell.order, cell.link and f"./{_quoted(cell.link)}", visible(cell.below), visible(cell.whole)]
+
+
+def _quoted(path: str) -> str:
+    """Return a path for a link; a name need not be UTF-8."""
+    return quote(path.encode(errors="surrogateescape"))
 
 
 @cache
@@ -92,10 +97,12 @@ def _environment() -> "Environment":
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise ResourceError("jinja2 is not installed, so no HTML page can be written.", "pip install jinja2") from error
-    return Environment(
+    made = Environment(
         loader=PackageLoader("llm_perf_opt", "report/templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True, finalize=_as_text,
     )  # fmt: skip
+    made.filters["quoted"] = _quoted
+    return made
 
 
 def script_data(value: Any) -> str:

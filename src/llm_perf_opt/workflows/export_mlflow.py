@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from llm_perf_opt.analysis.comparison.facts import flatten
 from llm_perf_opt.analysis.fleet import FleetRun
@@ -199,7 +200,7 @@ def _client(uri: str) -> tuple[Any, tuple[type[Exception], ...]]:
         raise ResourceError(
             f"MLflow cannot be used: {words_of(error)}", "Install it: pip install 'llm-perf-opt[mlflow]'."
         ) from error
-    failures = (MlflowException, SQLAlchemyError)
+    failures = (MlflowException, SQLAlchemyError, OSError)
     with _reported(failures, uri):
         return MlflowClient(tracking_uri=uri), failures
 
@@ -209,7 +210,18 @@ def _reported(failures: tuple[type[Exception], ...], uri: str) -> Iterator[None]
     try:
         yield
     except failures as error:
-        raise ResourceError(f"MLflow at {uri}: {words_of(error)}", "Check --tracking-uri and its permissions.") from error
+        said = words_of(error).replace(uri, without_password(uri))
+        raise ResourceError(f"MLflow at {without_password(uri)}: {said}", "Check --tracking-uri and its permissions.") from error
+
+
+def without_password(uri: str) -> str:
+    """Return a URI for messages, with its password replaced."""
+    try:
+        place = urlsplit(uri).netloc
+    except ValueError:  # no URI
+        return uri
+    user, at, host = place.rpartition("@")
+    return uri.replace(place, f"{user.partition(':')[0]}:***{at}{host}", 1) if ":" in user else uri
 
 
 def _experiment(client: Any, name: str, uri: str) -> str:
