@@ -112,7 +112,8 @@ def _folder(
     work.check_options(options)
     if not settings:
         return work.begin(Path(words[0]), options, command_line())
-    base, seconds = work.measure_base(words, config_dir, ["llm-perf", "run", *words], progress)
+    options_of_run = [] if config_dir is None else ["--config-dir", str(config_dir)]
+    base, seconds = work.measure_base(words, config_dir, ["llm-perf", "run", *words, *options_of_run], progress)
     return work.begin(base, options, command_line(), fresh=True, spent_s=seconds)
 
 

@@ -42,11 +42,11 @@ _NO_ROOFLINE = Missing("the roofline time of this run is unknown")
 
 
 def final_command(command: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return the command that runs the best configuration: that of the base, with the changes."""
-    if not overrides:
-        return list(command)
-    found = changed_command(overrides, command)
-    return shlex.split(found) if found else ["llm-perf", "run", *overrides]
+    """Return the command that runs the best configuration: that of the base, with the changes.
+
+    It is empty if the base was not made by the command of a single run, such as a point of a sweep.
+    """
+    return list(command) if not overrides else shlex.split(changed_command(overrides, command))
 
 
 def step_line(step: Step) -> str:
@@ -122,15 +122,26 @@ def _constraints(found: TuneResult) -> list[Block]:
 
 def _best(found: TuneResult) -> list[Block]:
     if not found.overrides:
-        return [Paragraph("No configuration was found that is better than the base."), Code(shlex.join(found.command))]
+        return [Paragraph("No configuration was found that is better than the base."), *_command(found)]
     table = Table("diff", "What differs from the base", [Column("setting"), Column("base"), Column("best")])
     for key, base, best in found.diff:
         table.add(key, base, best)
     return [
         Paragraph("The best configuration:"),
-        Code(shlex.join(found.command)),
+        *_command(found),
         table,
         Paragraph(f"Its run: {found.best}. The base: {found.base}."),
+    ]
+
+
+def _command(found: TuneResult) -> list[Block]:
+    if found.command:
+        return [Code(shlex.join(found.command))]
+    return [
+        Unavailable(
+            "Command:",
+            "the base was not made by a command of one run; config.yaml in the folder of the best run has all settings",
+        )
     ]
 
 

@@ -209,6 +209,8 @@ def _client(uri: str) -> tuple[Any, tuple[type[Exception], ...]]:
 def _reported(failures: tuple[type[Exception], ...], uri: str) -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:  # of our own output
+        raise
     except failures as error:
         said = words_of(error).replace(uri, without_password(uri))
         raise ResourceError(f"MLflow at {without_password(uri)}: {said}", "Check --tracking-uri and its permissions.") from error

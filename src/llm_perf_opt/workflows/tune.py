@@ -37,6 +37,11 @@ from llm_perf_opt.workflows.tune_search import Place, Rules, Search, distance_of
 RUNS_ON_CPU, RUNS_ON_GPU = 3, 2
 """Runs per side of a decision. On a CPU, three measure how much processes differ; an accelerator needs fewer."""
 
+_FEW_RUNS = (
+    f"--runs {{}} may be too few on a CPU: with fewer than {RUNS_ON_CPU} runs per side, a change is kept only if telemetry shows "
+    "that the machine was quiet (profiling.nvml.enable=true)."
+)
+
 
 def check_options(options: TuneOptions) -> None:
     """Raise ConfigError for an option that is invalid, before anything is measured."""
@@ -106,7 +111,8 @@ class CapturedRuns:
         """Capture and report a run."""
         try:
             composed = Composed(self._config(overrides, profiled, limit_s), self._folder / name)
-            made, error = capture(composed, final_command(self._command, overrides), self._listener)
+            command = final_command(self._command, overrides) or self._command
+            made, error = capture(composed, command, self._listener)
             report_run(RunReader(made))
         except LlmPerfError as raised:
             return None, raised
@@ -199,14 +205,18 @@ def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: 
     has_findings = not isinstance(trace, Missing) and trace.complete
     if not has_findings:
         notes.append(f"The base has no findings, so only levers without a prediction are tried: {trace.why}")
+    notes += read_calibration(timings.model.device_name)[1]
     options = state.options
+    on_cpu = timings.model.device.startswith("cpu")
+    if on_cpu and options.runs and options.runs < RUNS_ON_CPU:
+        notes.append(_FEW_RUNS.format(options.runs))
     levers = (*user_levers(options.levers), *traits_of(str(values["runtime"]["type"])).levers(_machine(timings, given.analysis)))
     rules = Rules(
         goal,
         parse_constraints(options.constraints),
         options.tokens,
         options.allow_lossy,
-        options.runs or (RUNS_ON_CPU if timings.model.device.startswith("cpu") else RUNS_ON_GPU),
+        options.runs or (RUNS_ON_CPU if on_cpu else RUNS_ON_GPU),
         options.top,
         options.max_steps,
     )

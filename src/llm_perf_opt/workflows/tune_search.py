@@ -231,7 +231,7 @@ class Search:
 
     def _learn(self, change: Change, trial: "_Trial") -> None:
         """Keep the prediction and the measurement of a finding."""
-        before = self.current.runs[-1].timings
+        before = trial.before[0].timings
         if change.finding is None or not trial.runs or isinstance(before, Missing):
             return
         first = trial.runs[0]
