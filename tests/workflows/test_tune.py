@@ -293,7 +293,7 @@ def test_a_run_that_the_budget_ended_is_made_again_with_a_larger_one(base: Base)
 
 def test_runs_of_a_confirmation_decide_no_step_of_a_resumed_search(base: Base) -> None:
     """With more budget the search goes on, and another best is confirmed by runs of its own."""
-    first, _, runs, _ = searched(base, TuneOptions(budget_s=110.0, max_steps=4))
+    first, _, runs, _ = searched(base, TuneOptions(budget_s=110.0))
     assert (first.ending, first.confirmed) == ("budget", True)
     again = resume(base[0], 1000.0)
     more = FakeRuns(again.path, base[1], clock=runs.clock)
