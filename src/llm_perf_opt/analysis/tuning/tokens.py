@@ -10,6 +10,8 @@ from llm_perf_opt.core.weight_records import TokenAgreement
 
 Tokens = Sequence[Sequence[int]]
 """The new tokens of each sequence."""
+_SHORT_DTYPES = ("bf16", "fp16")
+_ROUNDING = "; in 16 bits, other kernels round differently, which may decide between two tokens (--tokens any accepts this)"
 _NOT_RECORDED = Missing("the run did not record its tokens")
 
 
@@ -57,7 +59,8 @@ def check_tokens(reference: Tried, tried: Tried) -> TokenCheck:
     if before.tokens_sha256 == after.tokens_sha256:
         return TokenCheck(True, "", found)
     many = "" if isinstance(found, Missing) else f": {agreement_words(found)}"
-    return TokenCheck(False, f"the tokens differ from those of the base{many}", found)
+    rounding = _ROUNDING if before.model.dtype in _SHORT_DTYPES else ""
+    return TokenCheck(False, f"the tokens differ from those of the base{many}{rounding}", found)
 
 
 def _incomparable(why: str) -> TokenCheck:
