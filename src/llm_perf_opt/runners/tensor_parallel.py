@@ -100,13 +100,14 @@ def _cut(model: "PreTrainedModel", device: "torch.device", group: RankGroup) -> 
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
     except ImportError as error:
         raise ResourceError(
-            "The installed transformers cannot split a model that is already built.", "Install transformers 5.22 or later."
+            "The installed transformers cannot split a model that is already built.", "Install transformers 5.17 or later."
         ) from error
     plan, gathering = _with_own_gather(model, group) if group.backend == "gloo" else (plan_of(model), [])
     tied = _tied(model)
     kind = next(model.parameters()).device.type
     mesh = DeviceMesh(kind, list(range(group.size)), mesh_dim_names=("tp",))
-    split: Any = apply_tensor_parallelism(model, mesh, plan)
+    model.tp_plan = plan  # as an argument, only versions after 5.17 take it
+    split: Any = apply_tensor_parallelism(model, mesh)
     for name in gathering:
         _gather_output(split.get_submodule(name), group.size)
     for first, *others in tied:
