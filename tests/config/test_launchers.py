@@ -63,3 +63,18 @@ def test_an_option_of_the_project(tmp_path: Path) -> None:
     assert found.launcher == LauncherConfig("slurm", partition="h100", time="90", extra={"account": "me"})
     assert gpus_of(found) == 0
     assert gpus_of(compose(["launcher=big", "hardware.device=cuda"], tmp_path).config) == 1
+
+
+def test_a_point_asks_for_the_gpus_of_its_ranks_or_workers() -> None:
+    cuda = ["launcher=slurm", "hardware.device=cuda"]
+    assert gpus_of(compose([*cuda, "hardware.devices=4", "runtime.tensor_parallel=4"]).config) == 4
+    assert gpus_of(compose([*cuda, "hardware.devices=2", "runtime.tensor_parallel=4"]).config) == 2
+    assert gpus_of(compose([*cuda, "runtime=vllm", "runtime.tensor_parallel=8"]).config) == 8
+    assert gpus_of(compose([*cuda, "hardware.devices=4", "runtime.tensor_parallel=4", "launcher.gpus=8"]).config) == 8
+    assert gpus_of(compose(["launcher=slurm", "hardware=cpu", "runtime.tensor_parallel=4"]).config) == 0
+
+
+@pytest.mark.parametrize("name", ["ntasks", "ntasks_per_node", "tasks-per-node"])
+def test_options_that_would_start_a_point_several_times_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is set by llm-perf"):
+        compose(["launcher=slurm", f"launcher.extra.{name}=2"])

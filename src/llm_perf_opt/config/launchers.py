@@ -2,6 +2,7 @@
 
 import re
 
+from llm_perf_opt.config.parallel import devices_used
 from llm_perf_opt.config.schema import LauncherConfig, RunConfig
 from llm_perf_opt.core.errors import ConfigError
 
@@ -11,7 +12,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,4}):(\d\d):(\d\d)")
 _MOST_MINUTES = 366 * 24 * 60
 _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
-_SET_BY_LLM_PERF = ("array", "job-name", "output", "error", "signal", "open-mode", "wait", "chdir", "ntasks", "nodes")
+_SET_BY_LLM_PERF = ("array", "job-name", "output", "error", "signal", "open-mode", "wait", "chdir", "nodes")
 """Options of sbatch that the launcher sets, or that would start a point more than once."""
 _ONLY_SLURM = ("partition", "time", "exclusive")
 _RAY_OPTIONS = ("resources", "scheduling_strategy", "accelerator_type", "label_selector")
@@ -50,7 +51,7 @@ def _check_sbatch_options(extra: dict[str, object]) -> None:
         option = name.replace("_", "-")
         if not _OPTION.fullmatch(name):
             raise ConfigError(f"launcher.extra: {name!r} is not an option of sbatch.", "Write its long name, such as account.")
-        if option in _SET_BY_LLM_PERF:
+        if option in _SET_BY_LLM_PERF or option.startswith(("ntasks", "tasks-per")):
             raise ConfigError(f"launcher.extra.{name} is set by llm-perf.", "Leave it out.")
         if isinstance(value, (dict, list)) or value is None or value is False:
             raise ConfigError(f"launcher.extra.{name}={value!r} is not a value.", "Write text, a number, or true for a flag.")
@@ -92,6 +93,7 @@ def memory_bytes(launcher: LauncherConfig) -> int | None:
 
 
 def gpus_of(config: RunConfig) -> int:
-    """Return how many GPUs a point asks the cluster for."""
-    wanted = config.launcher.gpus
-    return int(config.hardware.device == "cuda") if wanted is None else wanted
+    """Return how many GPUs a point asks the cluster for: by default, those that its ranks or workers use."""
+    if config.launcher.gpus is not None:
+        return config.launcher.gpus
+    return devices_used(config) if config.hardware.device == "cuda" else 0

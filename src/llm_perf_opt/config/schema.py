@@ -286,7 +286,7 @@ class LauncherConfig:
     time: str | None = None
     """Time limit of one point: minutes, HH:MM:SS or D-HH:MM:SS. None: the partition's limit."""
     gpus: int | None = None
-    """GPUs of one point; None: one if the point's hardware.device is cuda, otherwise none."""
+    """GPUs of one point; None: those that its ranks or workers use if its hardware.device is cuda, otherwise none."""
     cpus: int | None = None
     """CPUs of one point; None: one."""
     memory: str | None = None
