@@ -51,7 +51,7 @@ def _facts(session: Session, meter: RankMeter, timings: CleanTimings) -> RankFac
         threads=timings.threads,
         cpus=unknown if host is None else host.cpus,
         load_s=timings.load_s,
-        request_ns=tuple(iteration.wall_ns for iteration in meter.own[len(timings.warmup) :]),
+        request_ns=tuple(iteration.wall_ns for iteration in meter.own[len(timings.warmup) :][: len(timings.iterations)]),
         weight_bytes=getattr(session.runner, "held_bytes", None) or timings.model.weight_bytes,
         allocated_bytes=timings.memory.allocated_bytes,
         process_rss_bytes=timings.memory.process_rss_bytes,

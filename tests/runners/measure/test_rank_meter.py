@@ -93,3 +93,29 @@ def test_the_earliest_difference_is_named() -> None:
     words = disagreement([same, late, early]).fact
     assert "rank 1, 2 differs" in words
     assert "new token 1 of sequence 2: 4 on rank 0, 7 on rank 2" in words
+
+
+class Drifting(Steps):
+    """Its tokens differ from request to request."""
+
+    def begin(self) -> None:
+        self._first += 1
+
+
+class CountsTokens(OtherRank):
+    """Counts how often tokens are compared."""
+
+    compared = 0
+
+    def gather_as(self, value: T, kind: type[T], what: str) -> list[T]:
+        self.compared += what == "the tokens of a request"
+        return super().gather_as(value, kind, what)
+
+
+def test_tokens_are_compared_after_every_repeat_even_if_they_do_not_repeat() -> None:
+    ranks = CountsTokens()
+    timed = RankMeter(Drifting(), 5, 3, HostClock(), ranks=ranks)
+    measured = timed.measure(Effort(max_warmup=1, min_repeats=4, max_repeats=4, ci_target=0.0001, time_limit_s=600))
+    assert not measured.tokens_repeat
+    assert len(measured.iterations) == 4
+    assert ranks.compared == 1 + 4

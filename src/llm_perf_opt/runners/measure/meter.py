@@ -115,7 +115,8 @@ class RequestMeter(ABC):
             try:
                 while not stopped:
                     iterations.append(self.iterate())
-                    repeat = repeat and self.tokens() == first_tokens
+                    same = self.tokens() == first_tokens  # every time: ranks compare their tokens here
+                    repeat = repeat and same
                     on_progress(Progress("repeats", len(iterations), effort.max_repeats, iterations[-1].total_ns))
                     stable = is_stable(iterations, effort.ci_target)
                     stopped = _stop(len(iterations), stable, effort, self._agreed(time.monotonic() - begun))
