@@ -40,6 +40,8 @@ def run_on_ray(folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[int,
         submissions.set_job(made, "tasks")
         tasks = _Tasks(ray, folder, launcher, str(place))
         say(f"Running {len(waiting)} points on Ray; the output of each is in {place}.")
+        for line in filter(None, [too_large(ray.nodes(), launcher, max(gpus[number] for number in waiting))]):
+            say(line)
         try:
             broken = tasks.run([(number, gpus[number]) for number in waiting], say)
         except (KeyboardInterrupt, Interrupted) as stopped:
@@ -58,6 +60,19 @@ def run_on_ray(folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[int,
         f"{len(left)} of {len(folder.read().points)} points of the sweep did not complete: {', '.join(map(str, left))}.{why}",
         f"See {folder.page_file} for the reasons; the output of the points is in {place}. "
         f"`{resume_command(folder)}` runs them again.",
+    )
+
+
+def too_large(nodes: Sequence[Mapping[str, Any]], launcher: LauncherConfig, gpus: int) -> str:
+    """Return a warning if no node of the cluster is large enough for a point: Ray waits for one without end. Else empty."""
+    needs = {"CPU": launcher.cpus or 1, "GPU": gpus, "memory": memory_bytes(launcher) or 0}
+    alive = [node.get("Resources", {}) for node in nodes if node.get("Alive")]
+    if any(all(found.get(name, 0) >= need for name, need in needs.items()) for found in alive):
+        return ""
+    memory = f" and {launcher.memory} of memory" if launcher.memory else ""
+    return (
+        f"No node of the Ray cluster has the {needs['CPU']} CPUs, {gpus} GPUs{memory} of a point: points wait until such a node "
+        "joins. Ctrl-C ends the command."
     )
 
 
