@@ -58,7 +58,7 @@ def test_an_interruption_of_the_ranks_is_one_of_the_pass(monkeypatch: pytest.Mon
 
 def test_a_killed_rank_is_named_with_its_log_and_the_state_of_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.2)
-    error = failure(monkeypatch, tmp_path, ["request 1", "hang"], ["request 1", "print:its last words", "kill"], ["lost:1"])
+    error = failure(monkeypatch, tmp_path, ["request 1", "hang"], ["request 1", "words:its last words", "kill"], ["lost:1"])
     assert "Rank 1 of 3 was killed by SIGKILL (request 1)" in error.fact
     assert "its last words" in error.fact
     assert "rank 0 was running (request 1)" in error.fact
@@ -98,3 +98,18 @@ def test_a_rank_that_does_not_end_when_the_others_have_is_noticed(monkeypatch: p
     error = failure(monkeypatch, tmp_path, ["finished"], ["finished", "hang"], limit_s=1.0)
     assert "Rank 1 of 2 hangs (finished)" in error.fact
     assert "rank 0 has finished" in error.fact
+
+
+def test_a_first_rank_that_is_stopped_is_noticed_although_the_others_cannot_give_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    error = failure(monkeypatch, tmp_path, ["request 1", "stop"], ["request 1", "hang"], limit_s=1.0)
+    assert "Rank 0 of 2 hangs (request 1): its process has been stopped for 1 s." in error.fact
+    assert "rank 1 was running (request 1)" in error.fact
+
+
+def test_ranks_end_with_the_process_that_watches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only with the command: it goes on after a pass whose process was killed, and ranks would load the device."""
+    monkeypatch.setenv("LLM_PERF_PARENT_PID", "1")
+    environment = rank_supervisor._environment(default_config(), 0)
+    assert environment["LLM_PERF_PARENT_PID"] == str(os.getpid())

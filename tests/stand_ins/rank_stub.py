@@ -4,7 +4,8 @@ NAME        report this as its position
 error:TEXT  report an error of its own and end with exit code 4
 lost:N      report that rank N did not answer and end with exit code 4
 print:TEXT  write a line to its log
-hang, kill, exit:CODE
+words:TEXT  write text without a line break to its log
+hang, kill, stop, exit:CODE
 """
 
 import argparse
@@ -34,6 +35,10 @@ def act(what: str, rest: str) -> None:
         time.sleep(3600)
     elif what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "words":
+        print(rest, end="", flush=True)
     elif what == "exit":
         sys.exit(int(rest))
     elif what == "print":

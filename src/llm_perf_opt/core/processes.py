@@ -227,6 +227,16 @@ def is_running(pid: int, started: float) -> bool:
     return started > 0 and abs(process_start(pid) - started) < 1.0
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, by SIGSTOP or a debugger."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
 def end_with_launcher() -> None:
     """End this process with SIGTERM when the process in LAUNCHER_PID has ended, such as a worker of Ray that was killed.
 
@@ -238,9 +248,10 @@ def end_with_launcher() -> None:
         return
     try:
         launcher = os.pidfd_open(int(pid))
-    except OSError:  # it has ended, or the kernel does not have pidfds
-        if os.getppid() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+    except ProcessLookupError:  # it has ended
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    except OSError:  # the kernel does not have pidfds
         return
 
     def wait() -> None:

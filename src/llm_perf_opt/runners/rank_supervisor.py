@@ -21,8 +21,8 @@ from typing import IO, Any
 from llm_perf_opt.config.parallel import device_of_rank, ranks_of
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from
-from llm_perf_opt.core.processes import Process, has_ended, start_member
-from llm_perf_opt.runners.child import MESSAGE_PREFIX, send
+from llm_perf_opt.core.processes import Process, has_ended, is_stopped, start_member
+from llm_perf_opt.runners.child import MESSAGE_PREFIX, PARENT_VARIABLE, send
 
 _MODULE = "llm_perf_opt.runners.rank_process"
 _TICK_S = 0.5
@@ -53,6 +53,8 @@ class Rank:
     doing: str = "starting"
     behind_since: float | None = None
     """When another rank got ahead of it; None: it is not behind."""
+    stopped_since: float | None = None
+    """When its process was found stopped; None: it is not."""
     error: dict[str, Any] | None = None
     tail: list[str] = field(default_factory=list)
     ended_by_us: bool = False
@@ -100,6 +102,7 @@ def _environment(config: RunConfig, rank: int) -> dict[str, str]:
     size = str(ranks_of(config))
     index = str(device_of_rank(config, rank) if config.hardware.device != "cpu" else rank)
     own = {"RANK": str(rank), "WORLD_SIZE": size, "LOCAL_RANK": index, "LOCAL_WORLD_SIZE": size}
+    own[PARENT_VARIABLE] = str(os.getpid())  # a rank must not outlive this process, whatever ends it
     defaults = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
     return {**defaults, **os.environ, **own}
 
@@ -143,6 +146,8 @@ class _Watch:
             chunk = os.read(pipe, 65536)
             if not chunk:
                 self._selector.unregister(pipe)
+                if rank.rest:  # the last words of a rank that was killed
+                    self._line(rank, rank.rest)
                 return
             *lines, rank.rest = (rank.rest + chunk).split(b"\n")
             for line in lines:
@@ -178,6 +183,13 @@ class _Watch:
                 self._read(_TICK_S)
             self._read(0)
             raise self._failure()
+        stopped = self._stopped(time.monotonic())
+        if stopped is not None:
+            raise CaptureError(
+                f"Rank {stopped.number} of {len(self._ranks)} hangs ({stopped.doing}): its process has been stopped for "
+                f"{self._limit_s:g} s. {self._details(stopped)}",
+                "Find out what stopped it: SIGSTOP, or a debugger.",
+            )
         late = self._late(time.monotonic())
         if late is not None:
             raise self._hanging([late], f"the others have waited for it for {self._limit_s:g} s.")
@@ -191,6 +203,16 @@ class _Watch:
         waited = [rank for rank in self._ranks if rank.code is None and rank.behind_since is not None]
         # Ranks themselves give up after the limit and say for whom they waited, so they come first.
         return next((rank for rank in waited if now - (rank.behind_since or now) > self._limit_s + 2 * _SETTLE_S), None)
+
+    def _stopped(self, now: float) -> Rank | None:
+        """Return a rank whose process has been stopped for too long. Rank 0 serves the store: without it, no other gives up."""
+        for rank in self._ranks:
+            if rank.code is not None or not is_stopped(rank.child.pid):
+                rank.stopped_since = None
+            elif rank.stopped_since is None:
+                rank.stopped_since = now
+        found = [rank for rank in self._ranks if rank.stopped_since is not None]
+        return next((rank for rank in found if now - (rank.stopped_since or now) > self._limit_s), None)
 
     def _failure(self) -> LlmPerfError:
         """Return the error of the rank that caused the failure: one that was killed, then one with an error of its own."""
