@@ -1,14 +1,17 @@
-"""Real ranks on a CPU: tokens as on one rank, a straggler that is named, and ranks that die or hang before they have met."""
+"""Ranks on a CPU: tokens as on one rank, a straggler that is named, and ranks that die, hang or disagree."""
 
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import command
+from forked_ranks import forked_ranks
 from llm_perf_opt.core.rank_records import RankFacts
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.traces.pass_records import read_timings
@@ -34,26 +37,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def run(folder: Path, *words: str, site: Path | None = None, fault: str = "") -> Any:
-    """Run the command here; its ranks are processes."""
+def run(folder: Path, *words: str, site: Path | None = None, fault: str = "", forked: bool = True) -> Any:
+    """Run the command here; its ranks are processes, by default without their own imports."""
     paths = [str(site)] if site else []
     env = {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]), "RANK_FAULT": fault or "::"}
     words = (*SMALL, *words, f"hydra.run.dir={folder}")
-    if site is None:
-        return command.llm_perf("run", *words, env=env)
-    with installed(site):
-        return command.llm_perf("run", "runtime=engine", "runtime.type=rank_faults", *words, env=env)
+    with forked_ranks() if forked else nullcontext():
+        if site is None:
+            return command.llm_perf("run", *words, env=env)
+        with installed(site):
+            return command.llm_perf("run", "runtime=engine", "runtime.type=rank_faults", *words, env=env)
 
 
 def timings(folder: Path) -> CleanTimings:
     return read_timings(folder / "raw" / "clean" / "timings.json")
-
-
-def ranks_running() -> list[str]:
-    import psutil
-
-    names = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
-    return [name for name in names if "rank_process" in name]
 
 
 @pytest.fixture(scope="session")
@@ -139,17 +136,28 @@ def test_four_ranks_read_their_parts_of_stored_weights(tmp_path: Path) -> None:
     assert len({entry.pid for entry in found.ranks}) == 4
 
 
-@pytest.mark.parametrize(("fault", "words"), [("kill_early:1", "killed by SIGKILL"), ("hang_early:1", "hangs")])
-def test_a_rank_that_dies_or_hangs_before_it_has_met_the_others_ends_the_run(
-    fault: str, words: str, site: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("fault", "facts", "limit_s"),
+    [
+        ("kill_early:1", ["Rank 1 of 2 was killed by SIGKILL", "rank 0 was running (rank 0 waits for the others)"], 600),
+        ("kill_step:1", ["Rank 1 of 2 was killed by SIGKILL (request 1)", "rank 0 "], 600),
+        ("hang_step:1", ["Rank 1 of 2 hangs (request 1)", "rank 0 ended with exit code 4", "in kill_or_hang"], 15),
+        ("tokens:1", ["rank 1 differs from rank 0", "on rank 0"], 600),
+    ],
+    ids=["killed early", "killed", "hangs", "disagrees"],
+)
+def test_a_rank_that_dies_hangs_or_disagrees_ends_the_run(
+    fault: str, facts: list[str], limit_s: int, site: Path, tmp_path: Path
 ) -> None:
-    limits = ("runtime.tensor_parallel=2", "runtime.rank_timeout_s=5", "profiling=none")
-    done = run(tmp_path / "run", "model=tiny", *limits, site=site, fault=fault)
+    """The rank that is killed early and the other are started as a user's are, with their own imports."""
+    words = ("model=tiny", "runtime.tensor_parallel=2", f"runtime.rank_timeout_s={limit_s}", "profiling=none")
+    done = run(tmp_path / "run", *words, site=site, fault=fault, forked=not fault.startswith("kill_early"))
     assert done.returncode == 4
-    assert "Rank 1 of 2" in done.stderr
-    assert words in done.stderr
-    assert "rank 0 was running" in done.stderr or "rank 0 ended" in done.stderr
-    assert ranks_running() == []
+    assert [fact for fact in facts if fact not in done.stderr] == []
+    logs = sorted((tmp_path / "run" / "raw" / "clean").glob("rank*.log"))
+    assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
     manifest = RunReader.open(tmp_path / "run").manifest
     assert manifest.status == "failed"
-    assert "Rank 1" in manifest.why
+    assert facts[0] in manifest.why
+    running = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+    assert [words for words in running if "llm_perf_opt.runners.rank_process" in words] == []
