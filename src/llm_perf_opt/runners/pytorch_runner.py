@@ -266,7 +266,7 @@ def _split(request: RunnerRequest, group: RankGroup) -> PyTorchRunner:
     check_heads(request.architecture.get_text_config(decoder=True).to_dict(), group.size)
     arguments = (request.architecture, config.model, wanted)
     group.join(device)
-    if config.model.source == "pretrained" and loads_shards(device):
+    if config.model.source == "pretrained" and loads_shards(device, group.backend):
         model = models.build_model(*arguments, device, request.dtype, group.size)
     else:
         whole = models.memory_need(request.architecture, config.model, request.dtype, 1, 1).weight_bytes

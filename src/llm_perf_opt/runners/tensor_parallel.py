@@ -106,8 +106,9 @@ def _cut(model: "PreTrainedModel", device: "torch.device", group: RankGroup) -> 
     tied = _tied(model)
     kind = next(model.parameters()).device.type
     mesh = DeviceMesh(kind, list(range(group.size)), mesh_dim_names=("tp",))
-    model.tp_plan = plan  # as an argument, only versions after 5.17 take it
-    split: Any = apply_tensor_parallelism(model, mesh)
+    split: Any = model
+    split.tp_plan = plan  # as an argument, only versions after 5.17 take it
+    split = apply_tensor_parallelism(split, mesh)
     for name in gathering:
         _gather_output(split.get_submodule(name), group.size)
     for first, *others in tied:
@@ -170,9 +171,14 @@ def held_bytes(model: "PreTrainedModel") -> int:
     return total
 
 
-def loads_shards(device: "torch.device") -> bool:
-    """Return whether transformers can read only this rank's part of stored weights: it uses the accelerator of the machine."""
+def loads_shards(device: "torch.device", backend: str) -> bool:
+    """Return whether transformers can read only this rank's part of stored weights.
+
+    It uses the accelerator of the machine, and DTensor's gather of the logits, which crashes on CUDA with gloo.
+    """
     import torch
 
+    if device.type == "cuda" and backend == "gloo":
+        return False
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return (found.type if found else "cpu") == device.type
