@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from typing import Any
 from unittest.mock import patch
@@ -80,6 +81,13 @@ def _rank(argv: list[str], environment: dict[str, str], output: int) -> None:
 
 @contextmanager
 def forked_ranks() -> Iterator[None]:
-    """Start the ranks of runs in this process as forks."""
+    """Start the ranks of runs in this process as forks; afterwards none of them runs."""
     with patch.object(rank_supervisor, "start_member", ForkedRank):
         yield
+    assert multiprocessing.active_children() == []
+
+
+def end_fork_server() -> None:
+    """End the process that the ranks are forks of."""
+    server: Any = forkserver
+    server._forkserver._stop()
