@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from llm_perf_opt.core import processes
 from llm_perf_opt.core.processes import LAUNCHER_PID, end_with_launcher, is_stopped
 
 
@@ -17,7 +16,7 @@ def test_a_point_whose_launcher_has_already_ended_ends_at_once(monkeypatch: pyte
     launcher.wait()
     sent: list[tuple[int, int]] = []
     monkeypatch.setenv(LAUNCHER_PID, str(launcher.pid))
-    monkeypatch.setattr(processes.os, "kill", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     end_with_launcher()
     assert sent == [(os.getpid(), signal.SIGTERM)]
     assert LAUNCHER_PID not in os.environ

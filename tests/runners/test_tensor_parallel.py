@@ -15,7 +15,13 @@ def test_the_plan_is_set_on_the_model_because_transformers_5_17_takes_no_other(m
     from transformers.distributed import tensor_parallel as theirs
 
     with torch.device("meta"):
-        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 10}
+        sizes: dict[str, Any] = {
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "vocab_size": 10,
+        }
         model = LlamaForCausalLM(LlamaConfig(**sizes))
     plans: list[dict[str, str]] = []
 
