@@ -1,16 +1,15 @@
 """A runtime like PyTorch whose ranks misbehave on request: RANK_FAULT=WHAT:RANK[:MILLISECONDS].
 
-kill_early, hang_early    before the rank has met the others
-hang_load                 before it builds the model
-hang_between, hang_step   before its third request, in the second decode step
-kill_step                 the same, by SIGKILL
-tokens                    it reports other tokens
-late                      it sleeps before every decode step
+kill_early   before the rank has met the others
+hang_step    in the second decode step
+tokens       it reports other tokens
+late         it sleeps before every decode step
 """
 
 import os
 import signal
 import time
+from itertools import count
 from typing import Any
 
 from llm_perf_opt.config.runtimes import Runtime
@@ -29,39 +28,24 @@ MINE = _WHO != "" and os.environ.get("RANK") == _WHO
 _FOREVER_S = 3600
 
 
-def fault(*names: str) -> bool:
-    return MINE and _WHAT in names
+def fault(name: str) -> bool:
+    return MINE and name == _WHAT
 
 
-def kill_or_hang() -> None:
-    if _WHAT.startswith("kill"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(_FOREVER_S)
-
-
-if fault("kill_early", "hang_early"):
-    kill_or_hang()
+if fault("kill_early"):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def open_runner(request: Any) -> Any:
     from llm_perf_opt.runners.pytorch_runner import open_pytorch
 
-    if fault("hang_load"):
-        kill_or_hang()
     runner: Any = open_pytorch(request)
-    calls = {"begin": 0, "step": 0}
-    begin, step, to_lists = runner.begin, runner.decode_step, runner.to_lists
-
-    def faulty_begin() -> None:
-        calls["begin"] += 1
-        if fault("hang_between") and calls["begin"] == 3:
-            kill_or_hang()
-        begin()
+    step, to_lists = runner.decode_step, runner.to_lists
+    steps = count(1)
 
     def faulty_step(token: Any) -> Any:
-        calls["step"] += 1
-        if fault("hang_step", "kill_step") and calls["step"] == 2:
-            kill_or_hang()
+        if next(steps) == 2 and fault("hang_step"):
+            time.sleep(_FOREVER_S)
         if fault("late"):
             time.sleep(int(_MS) / 1000)
         return step(token)
@@ -70,5 +54,5 @@ def open_runner(request: Any) -> Any:
         found: list[list[int]] = to_lists(tokens)
         return [[*row[:-1], row[-1] + 1] for row in found] if fault("tokens") else found
 
-    runner.begin, runner.decode_step, runner.to_lists = faulty_begin, faulty_step, faulty_lists
+    runner.decode_step, runner.to_lists = faulty_step, faulty_lists
     return runner
