@@ -247,7 +247,9 @@ def _calibration(found: TuneResult) -> list[Block]:
             cell(row.median_ratio, times), cell(bounds),
         )  # fmt: skip
     table.foot = (
-        f"A positive error: the prediction was too slow. Intervals are meant to contain {percent(COVERAGE)} of new trials."
+        "Times of the stage that the finding is about, over its traced steps, as in `advise --verify`; the steps above show the "
+        "objective of the whole request. A positive error: the prediction was too slow. Intervals are meant to contain "
+        f"{percent(COVERAGE)} of new trials."
     )
     caption = "Predicted against measured time of each trial; on the line, the prediction is exact"
     drawn = calibration_chart(found.calibration)
