@@ -230,3 +230,11 @@ def test_a_loop_of_links_ends(tmp_path: Path) -> None:
     made(tmp_path / "1", day(1))
     (tmp_path / "again").symlink_to(tmp_path)
     assert len(list_runs(tmp_path).rows) == 1
+
+
+def test_the_command_needs_no_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(tmp_path / "runs" / "one", day(1))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["runs"])
+    assert done.exit_code == 0, done.output
+    assert "one" in done.output

@@ -26,7 +26,7 @@ class WithPage(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write `--html` without a file as `--html=`, then parse."""
-        following = [*args[1:], ""]
+        following = [*args, ""][1:]
         words = [
             "--html=" if word == "--html" and not after.endswith(".html") else word
             for word, after in zip(args, following, strict=True)
