@@ -1,14 +1,12 @@
 """Print the views of `llm-perf runs` over many runs, and write their page."""
 
-import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.cli.shared import print_json
 from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.host import without_garbage_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,24 +80,12 @@ def _is_own(page: Path) -> bool:
         return b'<meta name="generator" content="llm-perf ' in file.read(4096)
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Turn off garbage collection: a page is a million objects and no garbage, and the search takes a third of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def _write_page(found: "Fleet", page: Path) -> None:
     from llm_perf_opt.core.run_folder import write_whole
     from llm_perf_opt.report.fleet import fleet_document
     from llm_perf_opt.report.html import render_html
 
-    with _without_collection():
+    with without_garbage_collection():
         content = render_html(fleet_document(found)).encode()
     write_whole(page, content)
 

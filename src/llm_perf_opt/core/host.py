@@ -1,8 +1,10 @@
-"""Facts about the host: its processor and memory."""
+"""The host: facts about its processor and memory, and garbage collection in this process."""
 
+import gc
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -197,3 +199,15 @@ def user_cache_folder(kind: str) -> Maybe[Path]:
         return Path.home() / ".cache" / "llm-perf-opt" / kind
     except RuntimeError:
         return Missing("this user has no home folder; set XDG_CACHE_HOME")
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Turn off garbage collection where many objects without cycles are made: searching them takes longer than making them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -188,7 +188,7 @@ def export_runs(
 
 
 def _client(uri: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a client of MLflow and the errors that it raises. MLflow is told not to send usage data."""
+    """Return an MLflow client that sends no usage data, and the errors that it raises."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     logging.getLogger("alembic").setLevel(logging.WARNING)

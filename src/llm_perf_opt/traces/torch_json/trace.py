@@ -1,14 +1,13 @@
 """A torch.profiler trace (Chrome JSON) of any torch version and size → `Trace`. Memory holds the columns, not the file."""
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from llm_perf_opt.core.host import without_garbage_collection
 from llm_perf_opt.core.stages import PART_LABEL
 from llm_perf_opt.traces.events import (
     NO_NAME,
@@ -37,7 +36,7 @@ def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
     Annotations on the device (gpu_user_annotation), flow arrows and Python frames are skipped.
     `checksum` receives the bytes of the file as they are read.
     """
-    with _without_collector():
+    with without_garbage_collection():
         columns = TorchColumns()
         reader = ArrayReader(columns)
         with PackedFile(path, checksum) as file:
@@ -80,18 +79,6 @@ def _with_component_labels(operators: Operators, ranges: Ranges, names: Sequence
 def _as_ranges(rows: Operators, name: str, like: Any) -> Any:
     fixed = {"domain": NO_NAME, "kind": RangeKind.PUSH_POP}
     return np.full(len(rows), fixed[name], like.dtype) if name in fixed else getattr(rows, name).astype(like.dtype)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Disable the garbage collector: events have no cycles, and searching a million of them takes longer than decoding."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _processes(work: DeviceWork, calls: HostCalls) -> Any:
