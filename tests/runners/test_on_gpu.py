@@ -5,6 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llm_perf_opt.config.schema import CacheKind, CompileMode
+from llm_perf_opt.runners.compilation import Compilation
 from llm_perf_opt.runners.measure.clock import CudaEventClock
 from llm_perf_opt.runners.measure.meter import Meter
 from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
@@ -23,7 +24,7 @@ def runner(cache: CacheKind, compile: CompileMode) -> PyTorchRunner:
     torch.manual_seed(1)
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    return PyTorchRunner(model, "small", NEW_TOKENS, cache, compile)
+    return PyTorchRunner(model, "small", NEW_TOKENS, cache, Compilation(compile))
 
 
 def tokens_of(cache: CacheKind, compile: CompileMode) -> list[list[int]]:

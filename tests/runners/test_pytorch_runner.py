@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from llm_perf_opt.config.schema import CacheKind
 from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.runners.compilation import Compilation
 from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
 from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts
 
@@ -106,7 +107,7 @@ def test_compiled_decode_and_prefill_give_the_same_tokens(prefill: bool, monkeyp
         monkeypatch.setattr(torch, "compile", lambda model, mode: plain(model, backend=capture, fullgraph=True))
     model = small_model("qwen2", num_hidden_layers=1)
     prompts = synthetic_prompts(1, 16, 97, seed=3)
-    runner = PyTorchRunner(model, "small", NEW_TOKENS, "static", "default", compile_prefill=prefill)
+    runner = PyTorchRunner(model, "small", NEW_TOKENS, "static", Compilation("default", prefill))
     batch = runner.place(prompts)
     runner.begin()
     tokens = [runner.prefill(batch)]

@@ -13,7 +13,8 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.runners import quantization
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.pytorch_runner import open_pytorch
-from llm_perf_opt.runners.quantization import Int8Linear, quantize_linear_layers, quantized_bytes
+from llm_perf_opt.runners.quantization import Int8Linear
+from llm_perf_opt.runners.quantized_model import quantize_linear_layers, quantized_bytes
 from llm_perf_opt.workspace.data.prompts import synthetic_prompts
 
 
@@ -145,8 +146,8 @@ def test_the_tokens_before_are_kept_to_compare() -> None:
     assert open_pytorch(request(compare=False)).reference_tokens is None
 
 
-def test_a_gpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match="CPU only"):
+def test_another_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="CPU or an NVIDIA GPU"):
         open_pytorch(request(device="meta"))
 
 
@@ -252,4 +253,4 @@ def test_many_rows_are_multiplied_with_dequantized_weights(monkeypatch: pytest.M
     monkeypatch.setattr(quantization, "_seconds", seconds)
     assert quantization._fastest_rows(layer_of()) == 16
     monkeypatch.setattr(quantization, "_seconds", lambda product, inputs: 1.0)
-    assert quantization._fastest_rows(layer_of()) == quantization._ALL
+    assert quantization._fastest_rows(layer_of()) == quantization.ALL_ROWS

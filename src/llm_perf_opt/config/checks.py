@@ -67,6 +67,7 @@ _NEUTRAL = {
     "quantization": "none",
     "attention_backend": "auto",
     "compile_prefill": False,
+    "coordinate_descent_tuning": False,
 }
 """Settings that only a runtime without an engine uses, and their default."""
 
@@ -329,20 +330,21 @@ def _check_runtime(config: RunConfig) -> None:
             "model.substages times the forward of submodules, which torch.compile fuses away.",
             "Use runtime.compile=none, or omit model.substages.",
         )
-    if runtime.compile_prefill and runtime.compile == "none":
+    for name in ("compile_prefill", "coordinate_descent_tuning"):
+        if getattr(runtime, name) and runtime.compile == "none":
+            raise ConfigError(
+                f"runtime.{name}=true has no effect: runtime.compile=none.", "Add runtime.compile=default, or leave it out."
+            )
+    if runtime.coordinate_descent_tuning and config.hardware.device == "cpu":
         raise ConfigError(
-            "runtime.compile_prefill=true has no effect: runtime.compile=none.", "Add runtime.compile=default, or leave it out."
+            "runtime.coordinate_descent_tuning=true has no effect on a CPU: it tunes Triton kernels, which run on a GPU.",
+            "Leave it out.",
         )
     if runtime.attention_backend != "auto" and runtime.attn_implementation not in ("auto", "sdpa"):
         raise ConfigError(
             f"runtime.attention_backend={runtime.attention_backend} has no effect on "
             f"runtime.attn_implementation={runtime.attn_implementation}.",
             "It chooses the kernels of runtime.attn_implementation=sdpa.",
-        )
-    if runtime.quantization != "none" and config.hardware.device == "cuda":
-        raise ConfigError(
-            f"runtime.quantization={runtime.quantization} runs on a CPU only.",
-            "Use hardware=cpu, or a runtime whose engine quantizes on a GPU.",
         )
 
 

@@ -22,7 +22,7 @@ _DTYPE_SPELLINGS = {
 }
 CacheKind = Literal["dynamic", "static"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "fp8", "int4"]
 AttentionBackend = Literal["auto", "flash", "efficient", "cudnn", "math"]
 WaitPolicy = Literal["auto", "active", "passive"]
 TorchPreset = Literal["minimal", "default", "full", "max"]
@@ -123,7 +123,7 @@ class RuntimeConfig:
     engine: dict[str, Any] = field(default_factory=dict)
     """Engine arguments, passed through unchanged; empty for pytorch, which has no engine."""
     quantization: Quantization = "none"
-    """int8: the weights of linear layers as integers with one scale per output channel. CPU only."""
+    """The weights of linear layers: int8 and fp8 with one scale per output channel, int4 with one per 128 inputs."""
     tensor_parallel: int = 1
     """Ranks that share every step: processes of llm-perf for pytorch, workers of its own for an engine."""
     rank_timeout_s: float = 300.0
@@ -132,6 +132,8 @@ class RuntimeConfig:
     """The kernels of scaled_dot_product_attention. auto: torch chooses. efficient and cudnn need a GPU."""
     compile_prefill: bool = False
     """Compile prefill, too, in the mode of `compile`, for the length of these prompts."""
+    coordinate_descent_tuning: bool = False
+    """Let torch.compile tune the block sizes of its kernels and write products of one row itself. GPU only."""
 
 
 @dataclass(frozen=True)

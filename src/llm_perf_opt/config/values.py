@@ -20,6 +20,7 @@ _ADDED: dict[str, dict[str, Any]] = {
         "rank_timeout_s": 300.0,
         "attention_backend": "auto",
         "compile_prefill": False,
+        "coordinate_descent_tuning": False,
     },
     "profiling.nvml": {"prometheus": None},
     "profiling.nsys": {"trace": None, "sample": "none", "args": [], "substage": None},

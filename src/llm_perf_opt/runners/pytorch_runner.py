@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache, StaticCache
 
-from llm_perf_opt.config.schema import AttentionBackend, CacheKind, CompileMode
+from llm_perf_opt.config.schema import AttentionBackend, CacheKind
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import ModelFacts, RuntimeFacts
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.attention_backends import explained_backend, use_attention_backend
 from llm_perf_opt.runners.base import RunnerRequest
+from llm_perf_opt.runners.compilation import NOT_COMPILED, Compilation
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.models import device_name
-from llm_perf_opt.runners.quantization import quantize_linear_layers, quantized_bytes
+from llm_perf_opt.runners.quantized_layers import check_format
+from llm_perf_opt.runners.quantized_model import quantize_linear_layers, quantized_bytes
 from llm_perf_opt.runners.rank_group import RankGroup
 from llm_perf_opt.runners.tensor_parallel import check_heads, held_bytes, loads_shards, split_model
 from llm_perf_opt.runners.vision_inputs import forward_arguments
@@ -49,8 +51,7 @@ class PyTorchRunner:
         name: str,
         new_tokens: int,
         cache: CacheKind = "dynamic",
-        compile: CompileMode = "none",
-        compile_prefill: bool = False,
+        compile: Compilation = NOT_COMPILED,
         attention_backend: AttentionBackend = "auto",
     ) -> None:
         self.model = model
@@ -75,16 +76,15 @@ class PyTorchRunner:
         self._positions: torch.Tensor | None = None
         self._filled = 0
         self._cache_seen = False
-        self._graphs = compile in ("reduce-overhead", "max-autotune") and self._device.type == "cuda"
-        mode = None if compile == "default" else compile
-        self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=mode)
-        self._first = torch.compile(self._forward, mode=mode) if compile_prefill else self._forward
-        self._compiled_prefill = compile_prefill
+        compile.check(self._device)
+        self._graphs = compile.captures(self._device)
+        self._decode = compile.compiled(self._forward)
+        self._first = compile.compiled(self._forward) if compile.prefill else self._forward
+        self._compiled_prefill = compile.prefill
         self._attention_backend = attention_backend
         use_attention_backend(attention_backend, str(getattr(model.config, "_attn_implementation", "unknown")), self._device)
         self.runtime = RuntimeFacts("pytorch", str(torch.__version__), METHOD)
-        how = f"{compile}, with prefill" if compile_prefill else compile
-        self.facts = _facts(model, name, self._device, cache, how, self._keep_last)
+        self.facts = _facts(model, name, self._device, cache, compile.words, self._keep_last)
 
     def place(self, prompts: Prompts) -> Batch:
         """Return the prompts on the device, left-padded to the longest sequence."""
@@ -294,27 +294,26 @@ _RANK_NOTE = (
 
 def _runner(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
     name, wanted = request.config.model.name, request.config.runtime
-    return PyTorchRunner(
-        model, name, wanted.num_new_tokens, wanted.cache, wanted.compile, wanted.compile_prefill, wanted.attention_backend
-    )
+    compile = Compilation(wanted.compile, wanted.compile_prefill, wanted.coordinate_descent_tuning)
+    return PyTorchRunner(model, name, wanted.num_new_tokens, wanted.cache, compile, wanted.attention_backend)
 
 
 def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
     """Quantize the model and return its runner, with the tokens of the request before it was quantized if they are wanted."""
     config, wanted = request.config, request.config.runtime
-    if request.device.type != "cpu":
-        raise ConfigError(
-            f"runtime.quantization={wanted.quantization} runs on a CPU only; the device is {request.device}.",
-            "Use hardware=cpu or runtime.quantization=none.",
-        )
+    check_format(wanted.quantization, request.device, request.dtype)
     before = PyTorchRunner(model, config.model.name, wanted.num_new_tokens)
-    reference = _tokens(before, request) if request.compare_tokens else None
-    quantized = quantize_linear_layers(model, wanted.batch_size, compiled=wanted.compile != "none")
+    parameters, reference = before.facts.parameters, _tokens(before, request) if request.compare_tokens else None
+    del before  # its cache is not part of the peak
+    quantized = quantize_linear_layers(model, wanted.batch_size, compiled=wanted.compile != "none", format=wanted.quantization)
+    if request.device.type == "cuda":  # the peak of the request, not that of the weights before they were quantized
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(request.device)
     runner = _runner(model, request)
     runner.reference_tokens = reference
     runner.facts = replace(
         runner.facts,
-        parameters=before.facts.parameters,
+        parameters=parameters,
         weight_bytes=runner.facts.weight_bytes + quantized_bytes(model),
         weights=replace(models.weight_facts(config.model), quantized=quantized),
     )

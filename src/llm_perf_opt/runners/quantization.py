@@ -1,4 +1,4 @@
-"""int8 weights: linear layers with one signed byte per weight and one scale per output channel.
+"""int8 weights on a CPU: linear layers with one signed byte per weight and one scale per output channel.
 
 torch has two products for them on a CPU. Which one is faster depends on the processor and the shape, so both are measured for
 each shape when the model is loaded:
@@ -16,17 +16,13 @@ values up to 127 times an input, which overflow in fp16: they are scaled in fp32
 
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import nn
 
-from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.weight_records import QuantizedWeights
-from llm_perf_opt.runners.measure.components import OTHER, part_of
+from llm_perf_opt.runners.quantized_layers import QuantizedLinear
 
 PACKED = "aten::_weight_int8pack_mm"
 DYNAMIC = "quantized::linear_dynamic"
@@ -47,7 +43,7 @@ _MOST_TRIED_WEIGHTS = 2**22
 _LEAST_TRIES, _MOST_TRIES = 3, 15
 _TRY_S = 0.03
 """After the fewest tries, a product is not tried again if it took this long."""
-_ALL = 1 << 62
+ALL_ROWS = 1 << 62
 _LANES = 16
 """PACKED reads this many inputs at a time. With another number of inputs it reads beyond the end, and torch 2.13 crashes with
 bf16 on a processor with AVX-512."""
@@ -57,7 +53,7 @@ Shape = tuple[int, int]
 """Outputs and inputs."""
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(QuantizedLinear):
     """A linear layer with int8 weights."""
 
     weight: torch.Tensor
@@ -65,7 +61,6 @@ class Int8Linear(nn.Module):
     """In fp32."""
     packed_scales: torch.Tensor
     """In the dtype of the inputs, which PACKED needs."""
-    bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Quantize `weight`, [output, input]: each row is scaled so that its largest weight is ±127."""
@@ -77,9 +72,25 @@ class Int8Linear(nn.Module):
         self.register_buffer("packed_scales", scales.to(weight.dtype), persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach().clone(), persistent=False)
         self.out_features, self.in_features = weight.shape
-        self.kernel_rows = _ALL if self.packs else 0
+        self.kernel = PACKED
+        self.kernel_rows = ALL_ROWS if self.packs else 0
         """Inputs with more rows are multiplied with dequantized weights; 0 if PACKED is wrong for this shape."""
         self._dynamic: Product | None = None
+
+    @property
+    def weights(self) -> int:  # type: ignore[override]
+        """Number of weights."""
+        return self.weight.numel()
+
+    @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        """One per weight."""
+        return self.weight.numel()
+
+    @property
+    def scale_bytes(self) -> int:  # type: ignore[override]
+        """Bytes of the scales that a product reads."""
+        return self.packed_scales.numel() * self.packed_scales.element_size()
 
     @property
     def packs(self) -> bool:
@@ -92,7 +103,7 @@ class Int8Linear(nn.Module):
         made = cls(torch.zeros((1, 1), dtype=dtype), None)
         made.weight, made.scales, made.packed_scales = weight.contiguous(), scales, scales.to(dtype)
         made.out_features, made.in_features = weight.shape
-        made.kernel_rows = _ALL if made.packs else 0
+        made.kernel_rows = ALL_ROWS if made.packs else 0
         return made
 
     def last(self, outputs: int) -> "Int8Linear":
@@ -147,7 +158,7 @@ class Kernel:
 
     engine: str | None
     """The implementation of DYNAMIC; None: PACKED."""
-    packed_rows: int = _ALL
+    packed_rows: int = ALL_ROWS
     """With PACKED, inputs with more rows are multiplied with dequantized weights."""
 
     @property
@@ -163,89 +174,24 @@ class Kernel:
 
     def use_in(self, layer: Int8Linear) -> None:
         """Let a layer multiply in this way from now on."""
+        layer.kernel = self.name
         if self.engine is not None:
             layer.use_dynamic(self.engine)
         else:
             layer.kernel_rows = self.packed_rows
 
 
-def quantize_linear_layers(model: nn.Module, rows: int = 1, *, compiled: bool = False) -> QuantizedWeights:
-    """Replace every linear layer of the model in place and return what was replaced.
-
-    Each layer uses the kernel that is fastest for inputs of `rows` rows. A head that shares its matrix with the embedding becomes
-    a copy: the embedding keeps its dtype.
-    """
-    found = list(_linear_layers(model))
-    if not found:
-        raise ConfigError(
-            f"runtime.quantization=int8: {type(model).__name__} has no linear layer that can be quantized.",
-            "Use runtime.quantization=none.",
-        )
-    parts: dict[str, None] = {}
-    replaced: list[Int8Linear] = []
-    for path, layer in found:
-        made = Int8Linear(_output_by_input(layer), cast("torch.Tensor | None", getattr(layer, "bias", None)))
-        model.set_submodule(path, made)
-        replaced.append(made)
-        parts[_component(path)] = None
-    used = _use_fastest(replaced, rows, compiled)
-    kernel_rows = min(made.kernel_rows for made in replaced)
-    return QuantizedWeights(
-        format="int8",
-        kernel=", ".join(f"{name} in {count} layer{'s' if count > 1 else ''}" for name, count in used.most_common()),
-        layers=len(replaced),
-        weights=sum(made.weight.numel() for made in replaced),
-        weight_bytes=sum(made.weight.numel() for made in replaced),
-        scale_bytes=sum(made.packed_scales.numel() * made.packed_scales.element_size() for made in replaced),
-        components=tuple(parts),
-        kernel_rows=None if kernel_rows == _ALL else kernel_rows,
-        quantized_inputs=any(name != PACKED for name in used),
-    )
-
-
-def quantized_bytes(model: nn.Module) -> int:
-    """Return the bytes of all int8 layers: weights, scales and biases."""
-    tensors = [tensor for layer in model.modules() if isinstance(layer, Int8Linear) for tensor in layer.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the linear layers; GPT-2 calls them Conv1D and stores them transposed."""
-    for path, layer in model.named_modules():
-        if type(layer) is nn.Linear or type(layer).__name__ == "Conv1D":
-            yield path, layer
-
-
-def _component(path: str) -> str:
-    """Return the component of the cost model that a layer belongs to."""
-    while path:
-        part = part_of(path, True)
-        if part is not None:
-            return part
-        path = path.rpartition(".")[0]
-    return OTHER
-
-
-def _output_by_input(layer: nn.Module) -> torch.Tensor:
-    weight = cast("torch.Tensor", layer.weight).detach()
-    return weight.t() if type(layer).__name__ == "Conv1D" else weight
-
-
 # --- the fastest kernel -----------------------------------------------------------------------------------------------
 
 
-def _use_fastest(layers: list[Int8Linear], rows: int, compiled: bool) -> Counter[str]:
-    """Set up the fastest kernel of each shape for inputs of `rows` rows. Return how many layers use which kernel."""
+def use_fastest(layers: list[Int8Linear], rows: int, compiled: bool) -> None:
+    """Set up the fastest kernel of each shape for inputs of `rows` rows."""
     first: dict[Shape, Int8Linear] = {}
     for layer in layers:
         first.setdefault((layer.out_features, layer.in_features), layer)
     kernels = choose_kernels({shape: layer.last(tried_outputs(shape)) for shape, layer in first.items()}, rows, compiled)
-    used: Counter[str] = Counter()
     for layer in layers:
-        kernel = kernels[layer.out_features, layer.in_features]
-        kernel.use_in(layer)
-        used[kernel.name] += 1
-    return used
+        kernels[layer.out_features, layer.in_features].use_in(layer)
 
 
 def tried_outputs(shape: Shape) -> int:
@@ -261,7 +207,7 @@ def choose_kernels(samples: Mapping[Shape, Int8Linear], rows: int, compiled: boo
         engines = {shape: None if compiled else fastest_engine(layer, rows) for shape, layer in samples.items()}
         packed = {shape: layer for shape, layer in samples.items() if engines[shape] is None}
         packs = [layer for layer in packed.values() if layer.packs]
-        most = _fastest_rows(max(packs, key=lambda layer: layer.weight.numel())) if packs else _ALL
+        most = _fastest_rows(max(packs, key=lambda layer: layer.weight.numel())) if packs else ALL_ROWS
         return {
             shape: Kernel(engine, most if shape not in packed or _packed_is_correct(layer) else 0)
             for (shape, layer), engine in zip(samples.items(), engines.values(), strict=True)
@@ -314,7 +260,7 @@ def _fastest_rows(layer: Int8Linear) -> int:
         if _seconds(layer.packed, inputs) > _seconds(layer.dequantized, inputs):
             return fastest
         fastest = rows
-    return _ALL
+    return ALL_ROWS
 
 
 def _inputs(layer: Int8Linear, rows: int) -> torch.Tensor:

@@ -60,7 +60,15 @@ RULES: list[Rule] = [
 
 _OWN_SETTINGS = tuple(
     f"runtime.{name}="
-    for name in ("cache", "compile", "attn_implementation", "quantization", "attention_backend", "compile_prefill")
+    for name in (
+        "cache",
+        "compile",
+        "attn_implementation",
+        "quantization",
+        "attention_backend",
+        "compile_prefill",
+        "coordinate_descent_tuning",
+    )
 )
 """Settings that only this runtime has."""
 _EVERYWHERE = (kernels.products_without_tensor_cores, device.small_batch, cpu.small_batch_on_cpu)
