@@ -125,14 +125,17 @@ def _weight_notes(weights: WeightFacts, dtype: str) -> list[InputNote]:
 
 
 def _quantized_note(weights: QuantizedWeights) -> InputNote:
+    shared = "one scale per output channel" if weights.group is None else f"a scale and a zero point per {weights.group} inputs"
     words = (
-        f"The weights of {weights.layers} linear layers were quantized to {weights.format} after loading, with one scale per "
-        f"output channel. Kernels: {weights.kernel}"
+        f"The weights of {weights.layers} linear layers were quantized to {weights.format} after loading, with {shared}. "
+        f"Kernels: {weights.kernel}"
     )
     if weights.quantized_inputs:
         words += "; quantized::linear_dynamic also rounds its inputs to int8"
     if weights.kernel_rows is not None:
         words += f"; instead of _weight_int8pack_mm, inputs of more than {weights.kernel_rows} rows use dequantized weights"
+    if weights.kept_layers:
+        words += f"; {weights.kept_layers} other linear layers were not quantized, because the format does not fit their shape"
     return InputNote(InputKind.QUANTIZED_WEIGHTS, f"{words}.")
 
 

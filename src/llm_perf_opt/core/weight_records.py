@@ -9,7 +9,7 @@ class QuantizedWeights:
     """Linear layers that llm-perf quantized after loading."""
 
     format: str
-    """int8: one signed byte per weight and one scale per output channel."""
+    """int8, fp8: one byte per weight and one scale per output channel. int4: half a byte, and a scale and a zero per group."""
     kernel: str
     """The operators that multiply with them, and in how many layers."""
     layers: int
@@ -23,6 +23,12 @@ class QuantizedWeights:
     """Instead of `aten::_weight_int8pack_mm`, inputs with more rows use dequantized weights, which is faster; None: none do."""
     quantized_inputs: bool = False
     """Whether a kernel also rounds its inputs to int8, with one scale for all of them, at each call."""
+    group: int | None = None
+    """Inputs of an output channel that share a scale; None: all of them."""
+    kept_layers: int = 0
+    """Linear layers that were not quantized, because the format does not fit their shape."""
+    component_bits: dict[str, float] = field(default_factory=dict)
+    """Component → average bits of the parameters of its linear layers: weights, scales, biases and kept layers."""
 
     @property
     def bits_per_weight(self) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch._inductor import inductor_prims
 from torch.nn import functional
 
 from llm_perf_opt.core.errors import ConfigError
@@ -87,14 +88,23 @@ class ScaledLinear(QuantizedLinear):
 
     def summed(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the product as one sum per row, in fp32, without the bias. Inductor reads the weights once for all sums."""
-        sums = [(self.weight.to(torch.float32) * row.to(torch.float32)).sum(dim=-1) for row in rows.unbind(0)]
-        return torch.stack(sums) * self.scales
+        return row_sums(self.weight, rows) * self.scales
 
     def converted(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the product with the weights in the dtype of the inputs, without the bias."""
         if rows.dtype is torch.float16:  # unscaled, a sum would overflow
             return functional.linear(rows, (self.weight.to(torch.float32) * self.scales[:, None]).to(rows.dtype))
         return functional.linear(rows, self.weight.to(rows.dtype)) * self.scales
+
+
+def row_sums(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return rows · weightᵀ in fp32 as one sum of products per row; Inductor reads the weights once for all of them.
+
+    The rows become a tensor in memory. Otherwise Inductor computes what they come from, such as an activation function, again for
+    every output.
+    """
+    stored = inductor_prims.force_stride_order(rows, rows.stride())
+    return torch.stack([(weight.to(torch.float32) * row.to(torch.float32)).sum(dim=-1) for row in stored.unbind(0)])
 
 
 class Int4Linear(QuantizedLinear):

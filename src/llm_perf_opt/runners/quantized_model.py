@@ -11,7 +11,7 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.weight_records import QuantizedWeights
 from llm_perf_opt.runners.measure.components import OTHER, part_of
 from llm_perf_opt.runners.quantization import ALL_ROWS, DYNAMIC, Int8Linear, use_fastest
-from llm_perf_opt.runners.quantized_layers import QuantizedLinear, check_product, fits, quantized_layer
+from llm_perf_opt.runners.quantized_layers import GROUP, QuantizedLinear, check_product, fits, quantized_layer
 
 
 def quantize_linear_layers(model: nn.Module, rows: int = 1, *, compiled: bool = False, format: str = "int8") -> QuantizedWeights:
@@ -29,7 +29,7 @@ def quantize_linear_layers(model: nn.Module, rows: int = 1, *, compiled: bool = 
             weight, bias = _output_by_input(layer), cast("torch.Tensor | None", getattr(layer, "bias", None))
             shape, device = (weight.shape[0], weight.shape[1]), weight.device
             if not fits(format, shape, device):
-                counted.keep(_component(path), weight)
+                counted.keep(_component(path), weight, bias)
                 continue
             if format == "int8" and device.type == "cpu":
                 made: QuantizedLinear = Int8Linear(weight, bias)
@@ -56,17 +56,26 @@ class _Counted:
 
     def __init__(self) -> None:
         self.layers: list[QuantizedLinear] = []
-        self.kept = 0
+        self._kept = 0
         self._replaced: dict[str, list[QuantizedLinear]] = {}
+        """By component."""
+        self._plain: dict[str, list[torch.Tensor]] = {}
+        """Biases, and the weights of kept layers, by component."""
 
-    def keep(self, component: str, weight: torch.Tensor) -> None:
-        self.kept += 1
+    def keep(self, component: str, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Count a layer that stays as it is."""
+        self._kept += 1
+        self._plain.setdefault(component, []).extend(tensor for tensor in (weight, bias) if tensor is not None)
 
     def replace(self, component: str, layer: QuantizedLinear) -> None:
+        """Count a layer that replaces another."""
         self.layers.append(layer)
         self._replaced.setdefault(component, []).append(layer)
+        if layer.bias is not None:
+            self._plain.setdefault(component, []).append(layer.bias)
 
     def record(self, format: str) -> QuantizedWeights:
+        """Return the record of all layers, with the kernels that they use now."""
         used = Counter(layer.kernel for layer in self.layers)
         kernel_rows = min((layer.kernel_rows for layer in self.layers if isinstance(layer, Int8Linear)), default=ALL_ROWS)
         return QuantizedWeights(
@@ -79,7 +88,17 @@ class _Counted:
             components=tuple(self._replaced),
             kernel_rows=None if kernel_rows == ALL_ROWS else kernel_rows,
             quantized_inputs=any(name.startswith(DYNAMIC) for name in used),
+            group=GROUP if format == "int4" else None,
+            kept_layers=self._kept,
+            component_bits={name: self._bits(name) for name in self._replaced},
         )
+
+    def _bits(self, component: str) -> float:
+        """Return the average bits of the parameters of a component's linear layers."""
+        replaced, plain = self._replaced[component], self._plain.get(component, [])
+        size = sum(layer.weight_bytes + layer.scale_bytes for layer in replaced)
+        size += sum(tensor.numel() * tensor.element_size() for tensor in plain)
+        return 8 * size / (sum(layer.weights for layer in replaced) + sum(tensor.numel() for tensor in plain))
 
 
 def quantized_bytes(model: nn.Module) -> int:

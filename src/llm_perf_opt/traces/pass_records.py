@@ -127,7 +127,8 @@ def _host_flaws(timings: CleanTimings) -> Iterator[str]:
                 yield f"a figure of the load of the host is {seconds}"
     quantized = timings.model.weights.quantized if timings.model.weights else None
     if quantized is not None and not all(
-        0 <= value <= _MOST for value in (quantized.weights, quantized.weight_bytes, quantized.scale_bytes)
+        0 <= value <= _MOST  # false for a number that is not finite, too
+        for value in (quantized.weights, quantized.weight_bytes, quantized.scale_bytes, *quantized.component_bits.values())
     ):
         yield "the sizes of the quantized weights are impossible"
     if tokens is not None and not 0 <= tokens.equal <= tokens.compared <= _MOST:

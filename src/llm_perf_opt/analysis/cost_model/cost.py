@@ -5,6 +5,7 @@ attended to, the new ones, the gathered embedding rows and the logits. Activatio
 stay on the chip.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -86,6 +87,8 @@ class Formats:
     """Components whose matrices were quantized; their weights have `quantized_bits`."""
     quantized_bits: float = 0.0
     """Average bits of a quantized weight, including scales."""
+    component_bits: tuple[tuple[str, float], ...] = ()
+    """Average bits of the parameters of a quantized component, where they are known: including biases and kept matrices."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", dtype_named(self.weights, "dtype"))
@@ -94,6 +97,12 @@ class Formats:
             object.__setattr__(self, "mla", Mla(self.mla))
         except ValueError:
             raise ConfigError(f"mla must be one of {', '.join(map(str, Mla))}, not {self.mla!r}.") from None
+
+    def quantized_size(self, name: str, parameters: float) -> int | None:
+        """Return the bytes of parameters of a component; None if it is not quantized."""
+        if name not in self.quantized:
+            return None
+        return round(parameters * dict(self.component_bits).get(name, self.quantized_bits) / 8)
 
 
 BF16 = Formats()
@@ -261,28 +270,25 @@ def weight_bytes(architecture: Architecture, formats: Formats = BF16) -> int:
     whole = size_bytes(architecture.params, formats.weights)
     if not formats.quantized:
         return whole
-    inside = quantized_params(architecture, formats)
+    inside = {name: count for name, count in _linear_params(architecture).items() if name in formats.quantized}
     tied = architecture.head_matrix_params if architecture.tied_embeddings and "lm_head" in formats.quantized else 0
-    kept = architecture.params + tied - inside  # a quantized head does not share its matrix with the embedding
-    return size_bytes(kept, formats.weights) + round(inside * formats.quantized_bits / 8)
+    kept = architecture.params + tied - sum(inside.values())  # a quantized head does not share its matrix with the embedding
+    return size_bytes(kept, formats.weights) + sum(formats.quantized_size(name, count) or 0 for name, count in inside.items())
 
 
-def quantized_params(architecture: Architecture, formats: Formats) -> int:
-    """Return the parameters of the quantized components, including every expert."""
-    total = architecture.head_matrix_params if "lm_head" in formats.quantized else 0
+def _linear_params(architecture: Architecture) -> dict[str, int]:
+    """Return the parameters of the linear layers of each component, including every expert."""
+    found = Counter({"lm_head": architecture.head_matrix_params + architecture.head_bias_params})
     for layer, count in architecture.layer_counts.items():
         attention, feed_forward = layer.attention, layer.feed_forward
-        total += count * attention.matrix_params if "attention_projections" in formats.quantized else 0
+        found["attention_projections"] += count * (attention.matrix_params + attention.bias_params)
         if not isinstance(feed_forward, Moe):
-            total += count * feed_forward.matrix_params if "mlp" in formats.quantized else 0
+            found["mlp"] += count * feed_forward.params
             continue
-        parts = {
-            "router": feed_forward.router_matrix_params,
-            "experts": feed_forward.experts * feed_forward.expert.matrix_params,
-            "shared_experts": feed_forward.shared_matrix_params,
-        }
-        total += count * sum(parts[name] for name in parts if name in formats.quantized)
-    return total
+        found["router"] += count * feed_forward.router_params
+        found["experts"] += count * feed_forward.experts * feed_forward.expert.params
+        found["shared_experts"] += count * feed_forward.shared_params
+    return found
 
 
 def kv_bytes_per_token(architecture: Architecture, formats: Formats = BF16) -> int:
@@ -312,6 +318,5 @@ def _component(name: ComponentName, work: Work, formats: Formats, within: Compon
 
 
 def _weight_size(name: ComponentName, weights: float, formats: Formats) -> int:
-    if name in formats.quantized:
-        return round(weights * formats.quantized_bits / 8)
-    return size_bytes(weights, formats.weights)
+    quantized = formats.quantized_size(name, weights)
+    return size_bytes(weights, formats.weights) if quantized is None else quantized

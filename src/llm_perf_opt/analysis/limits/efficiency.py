@@ -154,7 +154,8 @@ def formats_of(model: ModelFacts) -> Formats:
     quantized = model.weights.quantized if model.weights else None
     if quantized is None:
         return formats
-    return replace(formats, quantized=quantized.components, quantized_bits=quantized.bits_per_weight)
+    bits = tuple(sorted(quantized.component_bits.items()))
+    return replace(formats, quantized=quantized.components, quantized_bits=quantized.bits_per_weight, component_bits=bits)
 
 
 def stage_seconds(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[float]:
