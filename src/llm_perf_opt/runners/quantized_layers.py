@@ -8,11 +8,11 @@ Inputs, products and sums keep the dtype of the model or more: only the weights 
 - int4: a scale and a zero point for every 128 inputs of an output channel, and torch's own kernels, compiled or not.
 """
 
+import importlib
 from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch._inductor import inductor_prims
 from torch.nn import functional
 
 from llm_perf_opt.core.errors import ConfigError
@@ -76,6 +76,8 @@ class ScaledLinear(QuantizedLinear):
         self.weights = self.weight_bytes = stored.numel()
         self.scale_bytes = scales.numel() * scales.element_size()
         self.kernel = FUSED if compiled else CONVERTED
+        if compiled:
+            importlib.import_module("torch._inductor.inductor_prims")  # defines an operator of `row_sums`; takes a second
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return inputs · weightᵀ + bias."""
@@ -103,7 +105,7 @@ def row_sums(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     The rows become a tensor in memory. Otherwise Inductor computes what they come from, such as an activation function, again for
     every output.
     """
-    stored = inductor_prims.force_stride_order(rows, rows.stride())
+    stored = torch.ops.prims.inductor_force_stride_order(rows, rows.stride())
     return torch.stack([(weight.to(torch.float32) * row.to(torch.float32)).sum(dim=-1) for row in stored.unbind(0)])
 
 
