@@ -244,8 +244,25 @@ def test_what_is_no_list_of_cpus_is_refused(cpus: str) -> None:
     assert "0-3,8" in error.remedy
 
 
-def test_quantization_is_for_a_cpu_and_for_a_runtime_without_an_engine() -> None:
-    config = with_value(default_config(), "runtime.quantization", "int8")
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+def test_quantization_is_for_a_runtime_without_an_engine(kind: str) -> None:
+    config = with_value(default_config(), "runtime.quantization", kind)
     check(config)
-    assert "CPU only" in refusal(with_value(config, "hardware.device", "cuda")).fact
+    check(with_value(config, "hardware.device", "cuda"))
     assert "no effect" in refusal(with_value(config, "runtime.type", "vllm")).fact
+
+
+def test_int4_on_a_gpu_needs_bf16() -> None:
+    config = with_value(default_config(), "runtime.quantization", "int4")
+    config = with_value(config, "model.dtype", "fp16")
+    check(with_value(config, "hardware.device", "cpu"))
+    assert "fp16 on a GPU" in refusal(with_value(config, "hardware.device", "cuda")).fact
+    check(with_value(with_value(config, "hardware.device", "cuda"), "model.dtype", "bf16"))
+
+
+def test_coordinate_descent_tuning_needs_a_compiled_step_on_a_gpu() -> None:
+    config = with_value(default_config(), "runtime.coordinate_descent_tuning", True)
+    assert "runtime.compile=none" in refusal(config).fact
+    config = with_value(with_value(config, "runtime.compile", "reduce-overhead"), "runtime.cache", "static")
+    check(with_value(config, "hardware.device", "cuda"))
+    assert "GPU" in refusal(with_value(config, "hardware.device", "cpu")).fact

@@ -617,7 +617,9 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     values["runtime"].update(type="mine", attn_implementation="auto", cache="dynamic", quantization="none")
     values["runtime"].update(tensor_parallel=1)
     values["hardware"].update(devices=None)
-    values["runtime"].update(attention_backend="auto", compile_prefill=False)  # like these, of a runtime without an engine
+    values["runtime"].update(
+        attention_backend="auto", compile_prefill=False, coordinate_descent_tuning=False
+    )  # like these, of a runtime without an engine
     values["runtime"].update(compile="none", min_repeats=1, num_new_tokens=max(2, values["runtime"]["num_new_tokens"]))
     config = config_from_mapping(values)
     assert config_from_mapping(yaml.safe_load(config_to_yaml(config))) == config

@@ -1,14 +1,20 @@
 """What only a GPU can show. Run with: python -m pytest -m gpu"""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llm_perf_opt.config.schema import CacheKind, CompileMode
+from builders import default_config
+from llm_perf_opt.config.schema import CacheKind, CompileMode, Quantization
+from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.compilation import Compilation
 from llm_perf_opt.runners.measure.clock import CudaEventClock
 from llm_perf_opt.runners.measure.meter import Meter
-from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
+from llm_perf_opt.runners.pytorch_runner import PyTorchRunner, open_pytorch
+from llm_perf_opt.runners.quantized_layers import QuantizedLinear
 from llm_perf_opt.workspace.data.prompts import synthetic_prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -44,6 +50,63 @@ def test_replayed_graphs_give_the_eager_tokens() -> None:
     assert len({token for row in expected for token in row}) > 4
     assert tokens_of("static", "none") == expected
     assert tokens_of("static", "reduce-overhead") == expected
+
+
+def request(kind: Quantization, compile: CompileMode, *, tuned: bool = False, batch: int = 1) -> RunnerRequest:
+    config = default_config()
+    fields: dict[str, Any] = {
+        "model_type": "qwen2", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": True,
+    }  # fmt: skip
+    runtime = replace(
+        config.runtime, quantization=kind, compile=compile, cache="static", num_new_tokens=NEW_TOKENS,
+        coordinate_descent_tuning=tuned, batch_size=batch,
+    )  # fmt: skip
+    config = replace(config, model=replace(config.model, architecture=fields), runtime=runtime)
+    prompts = synthetic_prompts(batch, 32, 1000, seed=3)
+    return RunnerRequest(config, AutoConfig.for_model(**fields), prompts, torch.device("cuda"), torch.bfloat16, None)
+
+
+def layers_of(asked: RunnerRequest) -> tuple[PyTorchRunner, list[QuantizedLinear]]:
+    opened = open_pytorch(asked)
+    return opened, [layer for layer in opened.model.modules() if isinstance(layer, QuantizedLinear)]
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+def test_each_format_multiplies_with_its_rounded_weights(kind: Quantization) -> None:
+    """Eager and compiled, for one row, a few and many; int4 against the weights before, which it rounds most."""
+    exact, _ = layers_of(request("none", "none"))
+    opened, layers = layers_of(request(kind, "default"))
+    assert opened.facts.weights is not None
+    assert opened.facts.weights.quantized is not None
+    assert opened.facts.weights.quantized.kept_layers == 0
+    assert len(layers) == 15
+    path = "model.layers.0.mlp.gate_proj"
+    before, layer = exact.model.get_submodule(path), opened.model.get_submodule(path)
+    most = {"int8": 0.02, "fp8": 0.05, "int4": 0.15}[kind]
+    compiled = torch.compile(layer, dynamic=False)
+    with torch.inference_mode():
+        for rows in (1, 3, 64):
+            inputs = torch.randn((rows, 256), dtype=torch.bfloat16, device="cuda")
+            expected = before(inputs).float()
+            for found in (layer(inputs), compiled(inputs)):
+                assert float((found.float() - expected).norm() / expected.norm()) < most
+
+
+@pytest.mark.parametrize("kind", ["none", "int8", "fp8", "int4"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_quantized_model_is_compiled_with_graphs_and_tuned(kind: Quantization, batch: int) -> None:
+    opened, _ = layers_of(request(kind, "reduce-overhead", tuned=True, batch=batch))
+    assert opened.facts.compile == "reduce-overhead, coordinate descent tuning"
+    placed = opened.place(synthetic_prompts(batch, 32, 1000, seed=3))
+    rows = []
+    for _ in range(4):
+        opened.begin()
+        tokens = [opened.prefill(placed)]
+        for _ in range(NEW_TOKENS - 1):
+            tokens.append(opened.decode_step(tokens[-1]))
+        rows.append(opened.to_lists(tokens))
+    assert rows[1:] == rows[:-1], "graphs are recorded in the first requests and replayed later"
 
 
 def test_events_cover_the_host_time_of_a_request() -> None:

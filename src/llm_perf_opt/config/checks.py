@@ -319,6 +319,22 @@ def _check_runtime(config: RunConfig) -> None:
             "profiling.ncu selects its kernels from a timeline, but no pass records one.",
             "Add profiling.nsys.enable=true or profiling.torch.enable=true.",
         )
+    _check_compilation(config)
+    if runtime.attention_backend != "auto" and runtime.attn_implementation not in ("auto", "sdpa"):
+        raise ConfigError(
+            f"runtime.attention_backend={runtime.attention_backend} has no effect on "
+            f"runtime.attn_implementation={runtime.attn_implementation}.",
+            "It chooses the kernels of runtime.attn_implementation=sdpa.",
+        )
+    if runtime.quantization == "int4" and config.hardware.device == "cuda" and config.model.dtype in ("fp16", "fp32"):
+        raise ConfigError(
+            f"runtime.quantization=int4 does not support model.dtype={config.model.dtype} on a GPU.", "Use model.dtype=bf16."
+        )
+
+
+def _check_compilation(config: RunConfig) -> None:
+    """Reject what torch.compile does not support, and settings that need it."""
+    runtime = config.runtime
     if runtime.compile in ("reduce-overhead", "max-autotune") and runtime.cache == "dynamic":
         raise ConfigError(
             f"runtime.compile={runtime.compile} uses CUDA graphs, which need tensors at fixed addresses; "
@@ -339,12 +355,6 @@ def _check_runtime(config: RunConfig) -> None:
         raise ConfigError(
             "runtime.coordinate_descent_tuning=true has no effect on a CPU: it tunes Triton kernels, which run on a GPU.",
             "Leave it out.",
-        )
-    if runtime.attention_backend != "auto" and runtime.attn_implementation not in ("auto", "sdpa"):
-        raise ConfigError(
-            f"runtime.attention_backend={runtime.attention_backend} has no effect on "
-            f"runtime.attn_implementation={runtime.attn_implementation}.",
-            "It chooses the kernels of runtime.attn_implementation=sdpa.",
         )
 
 

@@ -226,7 +226,8 @@ def _check_attention(runtime: RuntimeConfig) -> None:
 def _sizes(config: RunConfig, fields: Mapping[str, Any], dtype: str) -> tuple[int, int] | None:
     """Return the bytes of the weights and of the cache of one request on a device, counted by the cost model.
 
-    None for a model type that it does not know, and for quantized weights.
+    None for a model type that it does not know, and for quantized weights. `runtime.quantization` does not lower them: the model
+    is loaded in its dtype first.
     """
     if config.model.source == "pretrained" and fields.get("quantization_config"):
         return None
