@@ -8,11 +8,13 @@ import torch
 from transformers import AutoConfig
 
 from builders import default_config
+from docs_commands import commands
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.cost import compute_dtype, step_cost, weight_bytes
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.limits.efficiency import formats_of
+from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.schema import Quantization
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.runners import quantized_layers
@@ -105,6 +107,16 @@ def test_bytes_are_those_of_the_tensors(kind: str, weights: int, scales: int) ->
     assert (layer.weights, layer.weight_bytes, layer.scale_bytes) == (OUTPUTS * INPUTS, weights, scales)
     assert quantized_bytes(layer) == weights + scales + 2 * OUTPUTS
     assert getattr(layer, "weight").dim() == 2, "components are found by it"  # noqa: B009
+
+
+def test_the_kernel_of_a_decode_step_is_recorded() -> None:
+    weight, bias, _ = matrices(torch.bfloat16)
+    kernels = [
+        quantized_layer("fp8", weight, bias, compiled=compiled, rows=rows).kernel
+        for compiled, rows in ((True, 8), (True, 9), (False, 1))
+    ]
+    assert kernels == [quantized_layers.FUSED, quantized_layers.CONVERTED, quantized_layers.CONVERTED]
+    assert quantized_layer("int4", weight, bias, compiled=False).kernel == "aten::_weight_int4pack_mm_for_cpu"
 
 
 def test_a_large_matrix_is_quantized_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,3 +252,11 @@ def test_a_quantized_model_runs_and_compares_its_tokens(kind: Quantization) -> N
     assert runner.decode_step(token).shape == (1, 1)
     assert runner.reference_tokens is not None
     assert len(runner.reference_tokens[0]) == 3
+
+
+def test_the_commands_of_the_page_are_valid() -> None:
+    found = commands("quantization.md")
+    assert len(found) == 1
+    for verb, *words in found:
+        assert verb == "run"
+        assert compose(words).config.runtime.quantization == "int8"

@@ -36,6 +36,7 @@ _MOST_AT_ONCE = 2**25
 """Weights that are quantized at once, in fp32."""
 _TINY = torch.finfo(torch.float32).tiny
 _MOST_ERROR = 0.02
+"""Relative error above which a product is wrong; rounding the result costs less than 0.005."""
 
 
 class QuantizedLinear(nn.Module):
@@ -50,7 +51,7 @@ class QuantizedLinear(nn.Module):
     scale_bytes: int
     """What a product reads in addition to the weights."""
     kernel: str
-    """The operator, as it is recorded."""
+    """How a decode step multiplies, as it is recorded."""
 
 
 class ScaledLinear(QuantizedLinear):
@@ -61,7 +62,10 @@ class ScaledLinear(QuantizedLinear):
     """In fp32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kind: torch.dtype, *, compiled: bool) -> None:
-        """Quantize `weight`, [output, input], to `kind`: the largest weight of each row becomes the largest number."""
+        """Quantize `weight`, [output, input], to `kind`: the largest weight of each row becomes the largest number.
+
+        `compiled`: the layer may be part of a compiled step.
+        """
         super().__init__()
         self.out_features, self.in_features = weight.shape
         stored = torch.empty(weight.shape, dtype=kind, device=weight.device)
@@ -75,7 +79,7 @@ class ScaledLinear(QuantizedLinear):
         self.register_buffer("bias", None if bias is None else bias.detach().clone(), persistent=False)
         self.weights = self.weight_bytes = stored.numel()
         self.scale_bytes = scales.numel() * scales.element_size()
-        self.kernel = FUSED if compiled else CONVERTED
+        self.kernel = CONVERTED
         if compiled:
             importlib.import_module("torch._inductor.inductor_prims")  # defines an operator of `row_sums`; takes a second
 
@@ -160,11 +164,15 @@ def fits(format: str, shape: tuple[int, int], device: torch.device) -> bool:
     return format != "int4" or (shape[0] % _OUTPUTS[device.type] == 0 and shape[1] % GROUP == 0)
 
 
-def quantized_layer(format: str, weight: torch.Tensor, bias: torch.Tensor | None, *, compiled: bool) -> QuantizedLinear:
-    """Return a layer with the weights, [output, input], in the format."""
+def quantized_layer(
+    format: str, weight: torch.Tensor, bias: torch.Tensor | None, *, compiled: bool, rows: int = 1
+) -> QuantizedLinear:
+    """Return a layer with the weights, [output, input], in the format; `rows`: those of a decode step."""
     if format == "int4":
         return Int4Linear(weight, bias)
-    return ScaledLinear(weight, bias, _BYTES[format], compiled=compiled)
+    made = ScaledLinear(weight, bias, _BYTES[format], compiled=compiled)
+    made.kernel = FUSED if compiled and rows <= _FEW_ROWS else CONVERTED
+    return made
 
 
 def check_product(layer: QuantizedLinear, exact: torch.Tensor) -> None:

@@ -34,7 +34,7 @@ def quantize_linear_layers(model: nn.Module, rows: int = 1, *, compiled: bool = 
             if format == "int8" and device.type == "cpu":
                 made: QuantizedLinear = Int8Linear(weight, bias)
             else:
-                made = quantized_layer(format, weight, bias, compiled=compiled)
+                made = quantized_layer(format, weight, bias, compiled=compiled, rows=rows)
                 if shape not in checked:
                     check_product(made, weight)
                     checked.add(shape)
