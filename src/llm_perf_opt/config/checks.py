@@ -68,6 +68,7 @@ _NEUTRAL = {
     "attention_backend": "auto",
     "compile_prefill": False,
     "coordinate_descent_tuning": False,
+    "fuse_projections": False,
 }
 """Settings that only a runtime without an engine uses, and their default."""
 

@@ -80,6 +80,7 @@ def _check_ranks(config: RunConfig) -> None:
     excluded = {
         f"runtime.compile={runtime.compile}": (runtime.compile != "none", "Use runtime.compile=none."),
         f"runtime.quantization={runtime.quantization}": (runtime.quantization != "none", "Use runtime.quantization=none."),
+        "runtime.fuse_projections=true": (runtime.fuse_projections, "Use runtime.fuse_projections=false."),
         "profiling.ncu": (
             profiling.ncu.enable,
             "ncu repeats kernels, which collectives do not allow. Use profiling=nsys or minimal.",

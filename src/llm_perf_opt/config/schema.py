@@ -134,6 +134,8 @@ class RuntimeConfig:
     """Compile prefill, too, in the mode of `compile`, for the length of these prompts."""
     coordinate_descent_tuning: bool = False
     """Let torch.compile tune the block sizes of its kernels and write products of one row itself. GPU only."""
+    fuse_projections: bool = False
+    """Multiply by the query, key and value matrices at once, and by those of a gated MLP."""
 
 
 @dataclass(frozen=True)

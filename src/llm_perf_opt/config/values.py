@@ -21,6 +21,7 @@ _ADDED: dict[str, dict[str, Any]] = {
         "attention_backend": "auto",
         "compile_prefill": False,
         "coordinate_descent_tuning": False,
+        "fuse_projections": False,
     },
     "profiling.nvml": {"prometheus": None},
     "profiling.nsys": {"trace": None, "sample": "none", "args": [], "substage": None},

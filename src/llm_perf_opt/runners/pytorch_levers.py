@@ -16,6 +16,7 @@ def _on_gpu() -> tuple[Lever, ...]:
     return (
         Lever("compile", tuple((_STATIC, f"runtime.compile={mode}") for mode in modes)),
         Lever("coordinate descent", ((_STATIC, "runtime.compile=reduce-overhead", _DESCENT),)),
+        Lever("fused projections", (("runtime.fuse_projections=true",),)),
         Lever("compile prefill", tuple((_STATIC, f"runtime.compile={mode}", _PREFILL) for mode in modes[::2]), stage="prefill"),
         Lever("static cache", ((_STATIC,),)),
         Lever(
@@ -39,6 +40,7 @@ def _on_cpu(machine: Machine) -> tuple[Lever, ...]:
     return (
         *compiling,
         Lever("threads", tuple((f"hardware.threads={count}",) for count in counts)),
+        Lever("fused projections", (("runtime.fuse_projections=true",),)),
         Lever("static cache", ((_STATIC,),)),
         Lever("waiting", (("hardware.wait_policy=active",), ("hardware.wait_policy=passive",))),
         Lever("attention", (("runtime.attn_implementation=sdpa",),)),

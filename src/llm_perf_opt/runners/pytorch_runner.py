@@ -16,6 +16,7 @@ from llm_perf_opt.runners.attention_backends import explained_backend, use_atten
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.compilation import NOT_COMPILED, Compilation
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
+from llm_perf_opt.runners.fused_projections import fuse_projections, share_fused
 from llm_perf_opt.runners.models import device_name
 from llm_perf_opt.runners.quantized_layers import check_format
 from llm_perf_opt.runners.quantized_model import quantize_linear_layers, quantized_bytes
@@ -255,9 +256,11 @@ def open_pytorch(request: RunnerRequest) -> PyTorchRunner:
     if request.ranks is not None:
         return _split(request, request.ranks)
     model = models.build_model(request.architecture, config.model, wanted, request.device, request.dtype)
-    if wanted.quantization == "none":
-        return _runner(model, request)
-    return _quantized(model, request)
+    fused = fuse_projections(model) if wanted.fuse_projections else ""
+    runner = _runner(model, request) if wanted.quantization == "none" else _quantized(model, request)
+    if fused:
+        runner.runtime = replace(runner.runtime, notes=(*runner.runtime.notes, fused))
+    return runner
 
 
 def _split(request: RunnerRequest, group: RankGroup) -> PyTorchRunner:
@@ -306,6 +309,7 @@ def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunne
     parameters, reference = before.facts.parameters, _tokens(before, request) if request.compare_tokens else None
     del before  # its cache is not part of the peak
     quantized = quantize_linear_layers(model, wanted.batch_size, compiled=wanted.compile != "none", format=wanted.quantization)
+    share_fused(model)
     if request.device.type == "cuda":  # the peak of the request, not that of the weights before they were quantized
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(request.device)

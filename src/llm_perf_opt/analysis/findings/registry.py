@@ -68,6 +68,7 @@ _OWN_SETTINGS = tuple(
         "attention_backend",
         "compile_prefill",
         "coordinate_descent_tuning",
+        "fuse_projections",
     )
 )
 """Settings that only this runtime has."""
