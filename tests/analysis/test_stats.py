@@ -106,6 +106,7 @@ def coverage(count: int, lower: int) -> Fraction:
 
 
 @pytest.mark.parametrize("count", [*range(6, 80), 100, 101, 399, 400, 401, 1000, 3001])
+@pytest.mark.slow
 def test_the_interval_is_the_narrowest_that_still_covers_95_percent(count: int) -> None:
     interval = median_interval(list(range(1, count + 1)))
     assert not isinstance(interval, Missing)

@@ -48,7 +48,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     outcome = run_json(
         *SMALL, "dataset=sample_prompts", "runtime.prompt_tokens=150", "runtime.batch_size=3",
         "model.substages.first=model.layers.0", "profiling.torch.preset=default", "profiling.nvml.interval_s=0.02",
-        "profiling.ceilings_s=0.5", cwd=folder,
+        "profiling.ceilings=false", cwd=folder,
     )  # fmt: skip
     return Path(outcome["run"]), outcome
 
@@ -56,7 +56,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 def test_run_leaves_everything_needed_to_repeat_it(whole_run: tuple[Path, dict[str, Any]]) -> None:
     run, outcome = whole_run
     assert outcome["status"] == "complete"
-    assert statuses(run) == {"nvml": "complete", "clean": "complete", "ceilings": "complete", "torch": "complete"}
+    assert statuses(run) == {"nvml": "complete", "clean": "complete", "torch": "complete"}
     for name in (
         "config.yaml",
         "env.json",
@@ -316,7 +316,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.slow
 def test_a_full_disk_is_told_before_and_during(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"x" * 30_000_000)
-    done = llm_perf("run", *SMALL, "profiling.ceilings_s=0.5", cwd=small_disk)
+    done = llm_perf("run", *SMALL, "profiling.ceilings=false", cwd=small_disk)
     assert done.returncode == 3
     assert "a run needs at least" in done.stderr
     (small_disk / "filler").unlink()

@@ -55,6 +55,7 @@ def test_the_first_tab_shows_the_groups_and_not_every_key() -> None:
     assert len(offered) < 20 < len(all_keys())
 
 
+@pytest.mark.slow
 def test_every_key_can_be_reached() -> None:
     for key in all_keys():
         assert all(offer.startswith(f"{key}=") for offer in complete_override(f"{key}="))

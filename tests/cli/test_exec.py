@@ -166,6 +166,7 @@ def test_a_missing_tool_is_left_out_by_an_option_of_exec(tmp_path: Path) -> None
     assert "the variable NSYS is /no/nsys" in done.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:
     """As a scheduler ends it: nothing runs on, and the run says how it ended."""
     code = "import os, sys, time; open('pid.part', 'w').write(str(os.getpid())); os.rename('pid.part', 'pid'); time.sleep(600)"
@@ -288,6 +289,7 @@ def test_the_page_is_laid_out_on_a_terminal_and_markdown_elsewhere(without_tools
         assert str(folder.log_file("program")) in text
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_colors_and_no_escapes(tmp_path: Path) -> None:
     """What draws reaches the terminal as it is; what the program printed does not."""
     parent, terminal = pty.openpty()

@@ -134,6 +134,7 @@ def test_a_closed_terminal_ends_the_trying_of_findings(monkeypatch: pytest.Monke
         advise(tmp_path, verify=True, top=1, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_real_terminal_that_is_closed_ends_a_program_in_order(tmp_path: Path) -> None:
     """As when a window is closed: the kernel hangs up, and nothing can be printed any more."""
     code = "import os, time; open('pid.part', 'w').write(str(os.getpid())); os.rename('pid.part', 'pid'); time.sleep(600)"

@@ -133,6 +133,7 @@ with fake_runtime(Path(sys.argv[2])):
 """
 
 
+@pytest.mark.slow
 def test_after_kill_9_the_search_goes_on_with_its_runs(tmp_path: Path) -> None:
     from llm_perf_opt.cli.progress import QuietProgress
     from llm_perf_opt.workflows.tune import resume, tune

@@ -600,6 +600,7 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
 
 @settings(deadline=None, max_examples=25)
 @given(values_of(RunConfig, ""))
+@pytest.mark.slow
 def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
     values["model"]["architecture"]["model_type"] = "llama"
     values["model"].update(source="random", path=None)
@@ -747,6 +748,7 @@ def composed_or_refused(overrides: Sequence[str], config_dir: Path | None = None
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(OVERRIDES, min_size=1, max_size=2))
+@pytest.mark.slow
 def test_any_words_are_a_configuration_or_a_config_error(overrides: list[str]) -> None:
     composed_or_refused(overrides)
 
@@ -772,6 +774,7 @@ DAMAGE = [
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, len(OWN_MODEL)), st.integers(0, 6), st.binary(max_size=4) | st.sampled_from(DAMAGE))
+@pytest.mark.slow
 def test_any_damage_to_a_users_file_is_a_configuration_or_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, start: int, length: int, inserted: bytes
 ) -> None:

@@ -201,6 +201,7 @@ def test_the_report_of_a_run_whose_name_and_records_are_hostile(run: Path) -> No
         assert name == "waterfall.svg" or "x1b" in body, name
 
 
+@pytest.mark.slow
 def test_what_else_is_said_of_such_a_run(run: Path) -> None:
     assert SHOWN in shown(llm_perf("advise", run))
     assert SHOWN in shown(llm_perf("runs", run.parent))

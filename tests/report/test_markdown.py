@@ -357,6 +357,7 @@ def test_hostile_reasons_stay_reasons(name: str) -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(st.text(alphabet="\\`*_[]()<>|#~$!&;=+-.:a1 \n\t", min_size=1, max_size=12))
+@pytest.mark.slow
 def test_any_names_stay_names(name: str) -> None:
     page, _, _ = read_all(called("x" + name))
     assert page.headings[1:] == read(report(called("plain"))).headings[1:]

@@ -110,6 +110,7 @@ def bomb(path: Path, megabytes: int) -> None:
         out.write(squeeze.flush())
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_by_its_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb(tmp_path / "bomb.gz", 100)
     with pytest.raises(ParseError, match="times its size") as caught:

@@ -55,6 +55,7 @@ def test_stages_and_steps_can_be_asked(run: RunFolder) -> None:
     assert queries.ask("select count(*) from samples").rows == [(0,)]
 
 
+@pytest.mark.slow
 def test_components_of_a_folder_of_an_earlier_version_can_be_asked(run: RunFolder) -> None:
     report_run(RunReader.open(run.path))
     earlier = run.derived_tables / "parts.parquet"

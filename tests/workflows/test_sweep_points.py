@@ -31,6 +31,7 @@ def measured(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None
     return run, None
 
 
+@pytest.mark.slow
 def test_a_hundred_points_of_four_writers_all_survive(tmp_path: Path) -> None:
     folder = swept(tmp_path / "sweep", "runtime.batch_size=1,2")
     folder.write(replace(folder.read(), points=folder.read().points[:1] * 100), folder.settings()[:1] * 100)
@@ -178,6 +179,7 @@ def test_a_plan_is_written_without_running_anything(tmp_path: Path) -> None:
     assert command.llm_perf("run", "--plan", "runtime.batch_size=1", cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.slow
 def test_a_job_of_submitit_becomes_the_point(tmp_path: Path) -> None:
     """With submitit's executor for this machine, which takes the same calls as the one for Slurm."""
     submitit = pytest.importorskip("submitit")

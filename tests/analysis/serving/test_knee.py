@@ -63,6 +63,7 @@ def analyzed(rate: float, server: Server = SIMULATED) -> PointAnalysis:
     return analyze_point(measured(rate, server), NO_SLO)
 
 
+@pytest.mark.slow
 def test_the_knee_lies_around_the_capacity() -> None:
     assert SIMULATED.capacity == pytest.approx(24.4, abs=0.1)
     knee = find_knee(points([8.0, 16.0, 22.0, 36.0, 48.0]), 8)

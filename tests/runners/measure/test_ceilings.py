@@ -92,6 +92,7 @@ def measured() -> Ceilings:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_quantity_has_a_row_and_every_row_a_value_or_a_reason(measured: Ceilings) -> None:
     assert {row.key for row in measured.rows} == expected_keys()
     for row in measured.rows:

@@ -21,6 +21,7 @@ def ranges(cost: ProfilerCost) -> list[CostRange]:
     return [value for field in fields(cost) if isinstance(value := getattr(cost, field.name), CostRange)]
 
 
+@pytest.mark.slow
 def test_a_real_profile_has_a_cost_per_event() -> None:
     cost = profiler_cost({"record_shapes": True})
     assert cost is not None

@@ -287,6 +287,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Truth]:
     return path.read_bytes(), truth
 
 
+@pytest.mark.slow
 def test_a_file_cut_anywhere_is_truncated_or_no_trace(tmp_path: Path, small: tuple[bytes, Truth]) -> None:
     data, truth = small
     events_end = data.rindex(b"]")

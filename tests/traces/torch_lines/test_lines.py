@@ -148,6 +148,7 @@ def test_the_profilers_own_work_is_no_operator(reader: Reader, newer: bool) -> N
 
 
 @pytest.mark.parametrize("newer", [OLDER, NEWER])
+@pytest.mark.slow
 def test_generated_traces_are_read_by_their_lines(reader: Reader, newer: bool) -> None:
     for recipe in (*kinds(3), Recipe(steps=40, kernels_per_step=30, line_a_value=newer)):
         reader.by_line = 0
@@ -172,6 +173,7 @@ def test_the_real_trace_in_lines(reader: Reader, newer: bool) -> None:
     assert reader.by_line >= 0.99 * len(usual)
 
 
+@pytest.mark.slow
 def test_what_torch_writes_here_is_read_by_its_lines(reader: Reader) -> None:
     torch = pytest.importorskip("torch")
     from torch.profiler import ProfilerActivity, profile, record_function

@@ -59,6 +59,7 @@ def traces(tmp_path: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_without_the_fast_reader_rows_and_problems_are_the_same(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     read, events = TorchLines.read, 0
 
@@ -76,6 +77,7 @@ def test_without_the_fast_reader_rows_and_problems_are_the_same(traces: list[Pat
     assert events == read_fast > 1000
 
 
+@pytest.mark.slow
 def test_to_remove_it_delete_a_folder_and_one_line(traces: list[Path], tmp_path: Path) -> None:
     package = tmp_path / "src" / "llm_perf_opt"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "torch_lines"))

@@ -226,6 +226,7 @@ def test_an_index_that_disagrees_is_called_that(folder: DatasetFolder) -> None:
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_there_and_back_again(folder: DatasetFolder) -> None:
     parquet, metadata = made(folder, to="parquet", variant="p")
     assert metadata.splits == {"test": 5, "train": 45}
@@ -510,6 +511,7 @@ def test_a_line_too_long_and_a_record_without_text_are_bad(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "txt.gz"])
+@pytest.mark.slow
 def test_any_damaged_file_gives_a_variant_or_an_error_of_ours(tmp_path: Path, suffix: str) -> None:
     draw = random.Random(5)
     write_jsonl(tmp_path / "s.jsonl", RECORDS)
