@@ -15,6 +15,7 @@ from llm_perf_opt.runners import models
 from llm_perf_opt.runners.attention_backends import explained_backend, use_attention_backend
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
+from llm_perf_opt.runners.logit_tap import TappedRunner
 from llm_perf_opt.runners.models import device_name
 from llm_perf_opt.runners.quantization import quantize_linear_layers, quantized_bytes
 from llm_perf_opt.runners.rank_group import RankGroup
@@ -40,7 +41,7 @@ class Batch:
     """Arguments of the model's forward for the images in the prompts: pixels in the model's dtype, grids, types of tokens."""
 
 
-class PyTorchRunner:
+class PyTorchRunner(TappedRunner):
     """A model that is stepped one forward at a time; see `SteppableRunner`."""
 
     def __init__(
@@ -76,7 +77,7 @@ class PyTorchRunner:
         self._filled = 0
         self._cache_seen = False
         self._graphs = compile in ("reduce-overhead", "max-autotune") and self._device.type == "cuda"
-        mode = None if compile == "default" else compile
+        self._mode = mode = None if compile == "default" else compile
         self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=mode)
         self._first = torch.compile(self._forward, mode=mode) if compile_prefill else self._forward
         self._compiled_prefill = compile_prefill
@@ -190,13 +191,17 @@ class PyTorchRunner:
         rows: list[list[int]] = torch.cat(tokens, dim=1).tolist()
         return rows
 
-    def _forward(
+    def _forward(self, *given: Any) -> torch.Tensor:
+        return self._logits(*given).argmax(-1)
+
+    def _logits(
         self,
         ids: torch.Tensor,
         mask: torch.Tensor | None,
         positions: torch.Tensor | None,
         images: dict[str, Any] | None = None,
     ) -> torch.Tensor:
+        """Return the logits of the last position, [batch, 1, vocabulary]."""
         extra: dict[str, Any] = {"logits_to_keep": 1} if self._keep_last else {}
         if images:
             extra |= images
@@ -205,7 +210,7 @@ class PyTorchRunner:
         if positions is not None:
             extra["position_ids"] = positions
         logits: torch.Tensor = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, **extra).logits
-        return logits[:, -1:].argmax(-1)
+        return logits[:, -1:]
 
     def _mask_now(self) -> torch.Tensor | None:
         """Return the mask of the cache: full width if static, else of the filled positions."""
@@ -294,9 +299,12 @@ _RANK_NOTE = (
 
 def _runner(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
     name, wanted = request.config.model.name, request.config.runtime
-    return PyTorchRunner(
+    runner = PyTorchRunner(
         model, name, wanted.num_new_tokens, wanted.cache, wanted.compile, wanted.compile_prefill, wanted.attention_backend
     )
+    if request.config.profiling.logits and not request.profiled:
+        runner.return_logits()
+    return runner
 
 
 def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
