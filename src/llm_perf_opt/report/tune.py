@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.tuning.calibration import COVERAGE, FEWEST, calibration_rows
 from llm_perf_opt.analysis.tuning.goals import GOALS
+from llm_perf_opt.analysis.tuning.logits import MOST_MAX_GROWTH, MOST_RMS_GROWTH, LogitCheck, check_words, difference_words
 from llm_perf_opt.analysis.tuning.records import StageDistance, Step, TuneResult
 from llm_perf_opt.analysis.tuning.tokens import agreement_words
 from llm_perf_opt.core.records import Maybe, Missing
@@ -206,6 +207,8 @@ def _change(step: Step) -> Cell | Missing:
 def _tokens(step: Step) -> str:
     if step.same_tokens:
         return "the same"
+    if isinstance(step.logits, LogitCheck):
+        return check_words(step.logits) if step.ties else difference_words(step.logits)
     if step.agreement is not None:
         return agreement_words(step.agreement)
     return step.tokens_why or "not compared"
@@ -258,7 +261,7 @@ def _calibration(found: TuneResult) -> list[Block]:
 
 def _method(found: TuneResult) -> Items:
     runs = f"{found.runs_per_side} run{'s' if found.runs_per_side > 1 else ''}"
-    return Items([Item(head, text.format(runs=runs)) for head, text in _METHOD])
+    return Items([Item(head, text.format(runs=runs, rms=MOST_RMS_GROWTH, max=MOST_MAX_GROWTH)) for head, text in _METHOD])
 
 
 _METHOD = (
@@ -270,8 +273,10 @@ _METHOD = (
     ),
     (
         "Tokens:",
-        "a change that does not alter the precision must produce the tokens of the base. If they cannot be compared, it is "
-        "rejected.",
+        "a change that does not alter the precision must produce the tokens of the base. With --tokens same, it may differ where "
+        "two tokens are tied within rounding: each run is fed the tokens of the base and its logits are recorded; another token "
+        "passes only if its margin in fp32 is at most the largest error of the base against fp32, and the error of the run is at "
+        "most {rms} × (rms) and {max} × (largest) that of the base. What cannot be compared is rejected.",
     ),
     (
         "Many looks:",

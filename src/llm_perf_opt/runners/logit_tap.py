@@ -17,6 +17,7 @@ class LogitTap:
         """Receives a copy of the logits of each call; None: they are dropped."""
 
     def __call__(self, *given: Any) -> torch.Tensor:
+        """Return the tokens."""
         token, logits = self._call(*given)
         if self.kept is not None:
             self.kept.append(logits.clone())  # a CUDA graph overwrites its output in the next step

@@ -112,7 +112,7 @@ class _Forced:
         self.fed, self._reference = fed, reference
         self._device = batch.input_ids.device
         self.vocabulary = 0
-        self.common = np.zeros(0, np.int32)
+        self.common: Any = np.zeros(0, np.int32)
         tops, chosen, values = [], [], []
         # Sequences that are not recorded run with the tokens of the first one: a step needs the whole batch.
         every = [fed[row] if row < len(fed) else fed[0] for row in range(rows)]

@@ -25,7 +25,8 @@ def write_logits(folder: Path, logits: Logits) -> None:
     """Write a recording into the folder of the unprofiled pass."""
     arrays = {name: getattr(logits, name) for name in _KINDS if not isinstance(getattr(logits, name), Missing)}
     content = io.BytesIO()
-    np.savez(content, **{name: np.ascontiguousarray(array, _KINDS[name]) for name, array in arrays.items()})
+    plain: dict[str, Any] = {name: np.ascontiguousarray(array, _KINDS[name]) for name, array in arrays.items()}
+    np.savez(content, **plain)
     write_whole(folder / ARRAYS, content.getvalue())
     write_record(folder / FACTS, logits.facts)
 
@@ -43,11 +44,8 @@ def read_logits(facts_file: Path) -> Maybe[Logits]:
     path = facts_file.with_name(ARRAYS)
     try:
         arrays = _arrays(path)
-        logits = Logits(
-            facts,
-            *(arrays[name] for name in _KINDS if name != "fp32"),
-            Missing(facts.fp32_why) if facts.fp32_why else arrays["fp32"],
-        )
+        fp32 = Missing(facts.fp32_why) if facts.fp32_why else arrays["fp32"]
+        logits = Logits(facts, **{name: arrays[name] for name in _KINDS if name != "fp32"}, fp32=fp32)
         _check_shapes(logits)
     except _DAMAGED as error:
         raise ParseError(f"{path} cannot be read: {words_of(error)}", "The file is damaged. Run it again.") from error
