@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from llm_perf_opt.workflows.tune_folder import TuneFolder, TuneOptions
 
 _DEFAULT_BUDGET = "30m"
+_TokenRule = Annotated[
+    str,
+    typer.Option(
+        help="same: a change that does not alter the precision must produce the tokens of the base, except for ties within "
+        "rounding. exact: every token. any: not checked.",
+        autocompletion=complete_token_rule,
+    ),
+]
+_MaxLogitDiff = Annotated[
+    float | None,
+    typer.Option(
+        "--max-logit-diff",
+        metavar="X",
+        help="Also try changes of precision, and reject those that change a logit by more than this.",
+    ),
+]
 
 
 def tune(
@@ -43,25 +59,11 @@ def tune(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help=f"Time for the whole search: 90s, 20m, 1h. Default: {_DEFAULT_BUDGET}.")
     ] = None,
-    tokens: Annotated[
-        str,
-        typer.Option(
-            help="same: a change that does not alter the precision must produce the tokens of the base, except for ties within "
-            "rounding. exact: every token. any: not checked.",
-            autocompletion=complete_token_rule,
-        ),
-    ] = "same",
+    tokens: _TokenRule = "same",
     allow_lossy: Annotated[
         bool, typer.Option("--allow-lossy", help="Also try changes of precision: dtype, quantization. Their tokens may differ.")
     ] = False,
-    max_logit_diff: Annotated[
-        float | None,
-        typer.Option(
-            "--max-logit-diff",
-            metavar="X",
-            help="Also try changes of precision, and reject those that change a logit by more than this.",
-        ),
-    ] = None,
+    max_logit_diff: _MaxLogitDiff = None,
     lever: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE,VALUE", help="Another setting to try, with its values. May be repeated."),

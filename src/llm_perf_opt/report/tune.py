@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.tuning.calibration import COVERAGE, FEWEST, calibration_rows
 from llm_perf_opt.analysis.tuning.goals import GOALS
-from llm_perf_opt.analysis.tuning.logits import MOST_MAX_GROWTH, MOST_RMS_GROWTH, LogitCheck, check_words, difference_words
 from llm_perf_opt.analysis.tuning.records import StageDistance, Step, TuneResult
-from llm_perf_opt.analysis.tuning.tokens import agreement_words
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations, percentage
 from llm_perf_opt.report.document import (
@@ -35,6 +33,7 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.findings import changed_command
 from llm_perf_opt.report.text import duration, percent, signed_percent, significant, times
 from llm_perf_opt.report.tune_charts import calibration_chart, staircase_chart
+from llm_perf_opt.report.tune_tokens import logit_blocks, tokens_text
 
 _CHANGE = (Column("change"), Column("finding or lever"))
 _NO_PREDICTION = Missing("no finding predicts it")
@@ -70,6 +69,7 @@ def tune_document(found: TuneResult, name: str) -> Document:
         Section(
             "rejected", "Rejected", [_rejected(rejected) if rejected else Paragraph("Every change that was tried was kept.")]
         ),
+        Section("tokens", "Tokens and logits", logit_blocks(found.steps)),
         Section("not-tried", "Not tried", _not_tried(found)),
         Section("calibration", "Predictions against measurements", _calibration(found)),
         Section("method", "How it was decided", [_method(found)]),
@@ -163,7 +163,7 @@ def _steps(found: TuneResult) -> Table:
     for step in found.kept:
         table.add(
             " ".join(step.change), _source(step), _predicted(step), _time(step.measured_ns, step), _time(step.before_ns, step),
-            _change(step), cell(_NO_ROOFLINE if step.distance is None else step.distance.times, times), _tokens(step),
+            _change(step), cell(_NO_ROOFLINE if step.distance is None else step.distance.times, times), tokens_text(step),
         )  # fmt: skip
     table.foot = "The gains of single steps are likely too large, because the best of several changes was chosen."
     return table
@@ -202,16 +202,6 @@ def _change(step: Step) -> Cell | Missing:
         else f"({percentage(found.low, 1, signed=True)} to {percentage(found.high, 1, signed=True)})"
     )
     return Cell(signed_percent(found.change), found.change, below=below)
-
-
-def _tokens(step: Step) -> str:
-    if step.same_tokens:
-        return "the same"
-    if isinstance(step.logits, LogitCheck):
-        return check_words(step.logits) if step.ties else difference_words(step.logits)
-    if step.agreement is not None:
-        return agreement_words(step.agreement)
-    return step.tokens_why or "not compared"
 
 
 def _rejected(steps: Sequence[Step]) -> Table:
@@ -261,7 +251,7 @@ def _calibration(found: TuneResult) -> list[Block]:
 
 def _method(found: TuneResult) -> Items:
     runs = f"{found.runs_per_side} run{'s' if found.runs_per_side > 1 else ''}"
-    return Items([Item(head, text.format(runs=runs, rms=MOST_RMS_GROWTH, max=MOST_MAX_GROWTH)) for head, text in _METHOD])
+    return Items([Item(head, text.format(runs=runs)) for head, text in _METHOD])
 
 
 _METHOD = (
@@ -273,10 +263,8 @@ _METHOD = (
     ),
     (
         "Tokens:",
-        "a change that does not alter the precision must produce the tokens of the base. With --tokens same, it may differ where "
-        "two tokens are tied within rounding: each run is fed the tokens of the base and its logits are recorded; another token "
-        "passes only if its margin in fp32 is at most the largest error of the base against fp32, and the error of the run is at "
-        "most {rms} × (rms) and {max} × (largest) that of the base. What cannot be compared is rejected.",
+        "a change that does not alter the precision must produce the tokens of the base, except for ties within rounding; with "
+        "--tokens exact, without exception. If they cannot be compared, it is rejected.",
     ),
     (
         "Many looks:",
