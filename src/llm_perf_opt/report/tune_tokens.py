@@ -55,17 +55,17 @@ def logit_blocks(steps: Sequence[Step]) -> list[Block]:
         )  # fmt: skip
     first = compared[0][1]
     table.foot = (
-        f"Over {first.values:,} recorded logits of {first.compared:,} new tokens. Error: the distance from the same weights in fp32, "
-        "in brackets that of the configuration before. Margin: how far the token of the configuration before is ahead of the "
+        f"Over {first.values:,} recorded logits of {first.compared:,} new tokens. Error: the distance from the same weights in "
+        "fp32, in brackets that of the configuration before. Margin: how far the token of the configuration before is ahead of the "
         f"other one in fp32; a tie has at most {_rounding(first)}."
     )
     return [Paragraph(_RULE), table]
 
 
 _RULE = (
-    "A change that does not alter the precision may choose another token only if the two are tied within the rounding error of the "
-    f"base, and its error may be at most {significant(MOST_RMS_GROWTH, 3)} × (rms) and {significant(MOST_MAX_GROWTH, 2)} × (largest) "
-    "the one before."
+    "A change that does not alter the precision may choose another token only if the two are tied within the rounding error of "
+    f"the base, and its error may be at most {significant(MOST_RMS_GROWTH, 3)} × (rms) and {significant(MOST_MAX_GROWTH, 2)} × "
+    "(largest) the one before."
 )
 
 
