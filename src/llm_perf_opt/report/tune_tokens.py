@@ -56,8 +56,8 @@ def logit_blocks(steps: Sequence[Step]) -> list[Block]:
     first = compared[0][1]
     table.foot = (
         f"Over {first.values:,} recorded logits of {first.compared:,} new tokens. Error: the distance from the same weights in "
-        "fp32, in brackets that of the configuration before. Margin: how far the token of the configuration before is ahead of the "
-        f"other one in fp32; a tie has at most {_rounding(first)}."
+        "fp32, in brackets that of the configuration before. Margin: how far the token of the configuration before is ahead of "
+        f"the other one in fp32; a tie has at most {_rounding(first)}."
     )
     return [Paragraph(_RULE), table]
 

@@ -80,4 +80,5 @@ class TappedRunner(ABC):
     def release(self) -> None:
         """Free the cache and the compiled code. The runner cannot be stepped after that."""
         self._cache = None
-        torch.compiler.reset()
+        if any(function != self._forward for function in (self._first, self._decode)):
+            torch.compiler.reset()

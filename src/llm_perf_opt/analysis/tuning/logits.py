@@ -137,7 +137,7 @@ def _flaw(found: LogitCheck, unknown: int) -> str:
     if error is None or before is None or rounding is None:
         return "there are no logits in fp32 to compare with"
     if unknown:
-        return f"{unknown} tokens are not among the most likely ones of the base"
+        return f"tokens differ that are not among the most likely ones of the base ({unknown:,})"
     if margin is not None and not margin <= rounding:
         return (
             f"a token differs whose margin is {significant(margin, 3)}, "
@@ -175,7 +175,8 @@ def unlike_measured(base: Logits, tried: Logits, tokens: Tokens, before: Tokens)
 
 def check_words(found: LogitCheck) -> str:
     """Return a difference within rounding as a clause."""
-    many = f"{found.equal:,} of {found.compared:,} tokens are equal, {found.ties:,} are ties within the rounding of {found.dtype}"
+    ties = "1 is a tie" if found.ties == 1 else f"{found.ties:,} are ties"
+    many = f"{found.equal:,} of {found.compared:,} tokens are equal, {ties} within the rounding of {found.dtype}"
     return f"{many} ({error_words(found)})" if found.error is not None else many
 
 
