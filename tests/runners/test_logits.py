@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,7 +186,11 @@ def test_by_default_nothing_is_recorded_and_the_same_functions_run(monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_compiled_model_records_the_functions_that_were_measured(base: Base, tmp_path: Path) -> None:
+def test_a_compiled_model_records_the_functions_that_were_measured(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced, without generated code: that takes half a minute of the processor."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     check, unlike = tried(base, tmp_path / "run", runtime__compile="default", runtime__cache="static")
     assert (check.flaw, unlike) == ("", "")
     assert "that were measured" in json.loads((tmp_path / "run/raw/clean/logits.json").read_text())["method"]

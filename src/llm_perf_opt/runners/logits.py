@@ -172,7 +172,7 @@ def _in_fp32(session: Session, forced: _Forced) -> Maybe[Any]:
     if prompts.images is not None:
         return Missing("a reference in fp32 is not supported for prompts with images")
     floating = all(tensor.is_floating_point() for tensor in model.parameters())
-    if session.config.runtime.quantization != "none" or hasattr(model.config, "quantization_config") or not floating:
+    if session.config.runtime.quantization != "none" or getattr(model.config, "quantization_config", None) or not floating:
         return Missing("the weights are quantized, so there are none in higher precision")
     runner.release()
     gc.collect()
