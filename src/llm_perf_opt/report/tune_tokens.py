@@ -6,13 +6,12 @@ from llm_perf_opt.analysis.tuning.logits import (
     MOST_MAX_GROWTH,
     MOST_RMS_GROWTH,
     LogitCheck,
-    LogitError,
     check_words,
     difference_words,
 )
 from llm_perf_opt.analysis.tuning.records import Step
 from llm_perf_opt.analysis.tuning.tokens import agreement_words
-from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.document import Block, Cell, Column, Paragraph, Table, Unavailable, cell, count_cell, numbers
 from llm_perf_opt.report.text import significant
 
@@ -34,7 +33,9 @@ def logit_blocks(steps: Sequence[Step]) -> list[Block]:
     """Return the table of logits, or why there is none."""
     compared = [(step, step.logits) for step in steps if isinstance(step.logits, LogitCheck)]
     if not compared:
-        why = next((step.logits.why for step in steps if isinstance(step.logits, Missing)), "no change was run")
+        why = next(
+            (one.logits.why for one in steps if one.logits and not isinstance(one.logits, LogitCheck)), "no change was run"
+        )
         return [Unavailable("Logits:", why)]
     table = Table(
         "logits-table",
@@ -78,8 +79,7 @@ def _number(value: float) -> str:
 
 
 def _error(found: LogitCheck, field: str) -> Cell | Missing:
-    error: Maybe[LogitError] = found.error or Missing(found.fp32_why)
-    if isinstance(error, Missing) or found.error_before is None:
+    if found.error is None or found.error_before is None:
         return Missing(found.fp32_why)
-    now, before = getattr(error, field), getattr(found.error_before, field)
+    now, before = getattr(found.error, field), getattr(found.error_before, field)
     return Cell(_number(now), now, below=f"({_number(before)})")
