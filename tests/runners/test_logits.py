@@ -18,6 +18,7 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.logit_records import Logits
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners import logits as recording
+from llm_perf_opt.runners.llm_profile_runner import clean_pass
 from llm_perf_opt.runners.logit_tap import LogitTap
 from llm_perf_opt.runners.logits import record_logits
 from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
@@ -183,6 +184,22 @@ def test_by_default_nothing_is_recorded_and_the_same_functions_run(monkeypatch: 
     with eager.tapped():
         assert isinstance(eager._decode, LogitTap)
     assert eager._decode == eager._forward
+
+
+def test_the_unprofiled_pass_records_after_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times and memory are written before; without the setting nothing is recorded."""
+    seen: list[bool] = []
+
+    def record(session: Session, tokens: list[list[int]], out: Path) -> None:
+        seen.append((out / "timings.json").is_file())
+        assert [len(row) for row in tokens] == [NEW_TOKENS] * 4
+
+    monkeypatch.setattr(recording, "record_logits", record)
+    few = {"runtime__max_warmup": 1, "runtime__min_repeats": 1, "runtime__max_repeats": 1}
+    for wanted in (False, True):
+        with torch.inference_mode():
+            assert clean_pass(opened(profiling__logits=wanted, **few), tmp_path / str(wanted))
+    assert seen == [True]
 
 
 @pytest.mark.slow
