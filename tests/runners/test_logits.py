@@ -27,6 +27,8 @@ from llm_perf_opt.traces.logit_file import read_logits
 from llm_perf_opt.workspace.data.prompts import synthetic_prompts
 
 NEW_TOKENS = 16
+LENGTHS = (8, 5, 8, 3)
+"""Shorter prompts are padded on the left."""
 SMALL = [
     "hardware=cpu", "hardware.threads=1", "profiling=none", "model.dtype=bf16", f"runtime.num_new_tokens={NEW_TOKENS}",
     "runtime.prompt_tokens=8", "runtime.batch_size=4", "model.architecture.num_hidden_layers=2",
@@ -46,7 +48,11 @@ def opened(**changes: Any) -> Session:
     config = composed()
     for key, value in changes.items():
         config = with_value(config, key.replace("__", "."), value)
-    return open_session(config)
+    session = open_session(config)
+    runner: Any = session.runner
+    ids = tuple(ids[:length] for ids, length in zip(session.prompts.ids, LENGTHS, strict=True))
+    prompts = replace(session.prompts, ids=ids)
+    return replace(session, prompts=prompts, batch=runner.place(prompts))
 
 
 def generated(session: Session) -> list[list[int]]:
@@ -105,7 +111,8 @@ def test_the_reference_in_fp32_is_the_model_with_the_same_weights(base: Base) ->
     assert found.fp32[1] == pytest.approx(np.take_along_axis(every, picked, 1), abs=2e-3)
     assert found.values.max(2) == pytest.approx(found.values[:, :, 0]), "the first recorded id is the chosen one"
     error = np.abs(found.values - found.fp32)
-    assert 1e-3 < np.sqrt((error**2).mean()) < 0.2 * found.fp32.std()
+    for row in error:
+        assert 1e-3 < np.sqrt((row**2).mean()) < 0.1 * found.fp32.std()
 
 
 def test_another_cache_rounds_differently_and_a_wrong_scale_computes_something_else(base: Base, tmp_path: Path) -> None:

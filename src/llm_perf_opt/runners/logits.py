@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.errors import ParseError, words_of
 from llm_perf_opt.core.host import available_memory_bytes
 from llm_perf_opt.core.logit_records import LogitFacts, Logits
 from llm_perf_opt.core.records import Maybe, Missing
@@ -188,9 +188,13 @@ def _in_fp32(session: Session, forced: _Forced) -> Maybe[Any]:
         with torch.inference_mode(False), torch.no_grad():
             model.float()
             model.set_attn_implementation("eager")
+            if getattr(model.config, "_experts_implementation", None) not in (None, "eager"):
+                model.set_experts_implementation("eager")  # fused kernels of experts may not take fp32
             rows = [_teacher_forced(model, prompts.ids[row], forced, row) for row in range(forced.sequences)]
     except torch.OutOfMemoryError:
         return Missing("the device has too little memory for the model in fp32")
+    except RuntimeError as error:  # a kernel without fp32; the times are measured, and the reason is recorded
+        return Missing(f"the model does not run in fp32: {words_of(error).partition(chr(10))[0]}")
     return np.stack(rows)
 
 
