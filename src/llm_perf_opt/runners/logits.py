@@ -194,7 +194,8 @@ def _in_fp32(session: Session, forced: _Forced) -> Maybe[Any]:
     except torch.OutOfMemoryError:
         return Missing("the device has too little memory for the model in fp32")
     except RuntimeError as error:  # a kernel without fp32; the times are measured, and the reason is recorded
-        return Missing(f"the model does not run in fp32: {words_of(error).partition(chr(10))[0]}")
+        first_line = words_of(error).partition("\n")[0]
+        return Missing(f"the model does not run in fp32: {first_line}")
     return np.stack(rows)
 
 
