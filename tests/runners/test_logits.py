@@ -23,7 +23,7 @@ from llm_perf_opt.runners.logit_tap import LogitTap
 from llm_perf_opt.runners.logits import record_logits
 from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
 from llm_perf_opt.runners.session import Session, open_session
-from llm_perf_opt.traces.logit_file import read_logits
+from llm_perf_opt.traces.logit_file import read_logits, write_logits
 from llm_perf_opt.workspace.data.prompts import synthetic_prompts
 
 NEW_TOKENS = 16
@@ -152,6 +152,10 @@ def test_what_is_missing_has_a_reason(base: Base, tmp_path: Path, monkeypatch: p
     assert why(base[0], prompts=synthetic_prompts(4, 8, 1500, seed=9)) == "the reference has other prompts"
     assert "another batch" in why(base[0], workload=replace(session.workload, new_tokens=3))
     assert "logits.json is missing" in why(tmp_path)
+    other = replace(base[1], facts=replace(base[1].facts, vocabulary=9))
+    write_logits(tmp_path / "other/raw/clean", other)
+    with torch.inference_mode():
+        assert why(tmp_path / "other") == "the reference has another vocabulary"
     engine: Any = SimpleNamespace(runtime=SimpleNamespace(type="mine"))
     assert why(base[0], runner=engine) == "the runtime mine does not return logits"
     ranks: Any = SimpleNamespace(size=2)

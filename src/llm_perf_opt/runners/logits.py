@@ -57,10 +57,11 @@ def _recorded(session: Session, tokens: Tokens) -> Maybe[Logits]:
     if isinstance(reference, Missing):
         return reference
     fed = tokens if reference is None else reference.fed.tolist()
-    places = session.workload.batch_size, session.workload.new_tokens
     try:
         with _not_compiled_again(session):
             forced = _Forced(cast("PyTorchRunner", session.runner), session.batch, fed, reference)
+    except _OtherVocabularyError:
+        return Missing("the reference has another vocabulary")
     except torch.OutOfMemoryError:
         return Missing("the device has too little memory left to record logits")
     except RuntimeError as error:
@@ -74,9 +75,9 @@ def _recorded(session: Session, tokens: Tokens) -> Maybe[Logits]:
         method=_METHOD[session.config.runtime.compile != "none"],
         reference=session.config.profiling.logits_reference or "",
         prompts_sha256=session.prompts.sha256(),
-        sequences=len(fed[: forced.sequences]),
-        batch_size=places[0],
-        positions=places[1],
+        sequences=forced.sequences,
+        batch_size=session.workload.batch_size,
+        positions=session.workload.new_tokens,
         vocabulary=forced.vocabulary,
         dtype=session.runner.facts.dtype,
         fp32_why=fp32.why if isinstance(fp32, Missing) else "",
@@ -108,6 +109,10 @@ def _reference(session: Session) -> Maybe[Logits] | None:
     if (facts.batch_size, facts.positions) != (workload.batch_size, workload.new_tokens):
         return Missing("the reference has another batch or another number of new tokens")
     return found
+
+
+class _OtherVocabularyError(Exception):
+    """The ids of the reference are not those of this model."""
 
 
 class _Forced:
@@ -145,6 +150,8 @@ class _Forced:
     def _choose_ids(self, vocabulary: int, positions: int) -> None:
         self.vocabulary = vocabulary
         if self._reference is not None:
+            if self._reference.facts.vocabulary != vocabulary:
+                raise _OtherVocabularyError
             self.common = self._reference.common
         else:
             most = max(0, MOST_VALUES // (self.sequences * positions) - TOP)
