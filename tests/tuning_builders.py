@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import yaml
 
 from builders import MS, clean_timings, iteration, manifest, model_facts, run_analysis
@@ -24,6 +25,7 @@ from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import compose, with_overrides
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError
+from llm_perf_opt.core.logit_records import LogitFacts, Logits
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
 from plugins import bring, installed
@@ -177,3 +179,35 @@ def fake_finding(id: str, override: str, saving_ms: float, **changes: Any) -> Fi
         "overrides": [override], "change": "Change it.",
     }  # fmt: skip
     return Finding(**{**values, **changes})
+
+
+def recorded_logits(chosen: Sequence[Sequence[int]], values: Any, *, fp32: Any = None, fed: Any = None) -> Logits:
+    """Logits of every id of a vocabulary. `fp32`: those of a reference, which was fed its own tokens."""
+    tokens, array = np.array(chosen), np.array(values, np.float32)
+    sequences, positions, vocabulary = array.shape
+    why = "" if fp32 is not None else "only a reference has logits in fp32"
+    facts = LogitFacts(
+        sequences=sequences, batch_size=sequences, positions=positions, vocabulary=vocabulary, dtype="bf16", fp32_why=why
+    )
+    return Logits(
+        facts,
+        fed=tokens if fed is None else np.array(fed), chosen=tokens,
+        top=np.zeros((sequences, positions, 0), np.int32), common=np.arange(vocabulary, dtype=np.int32),
+        values=array, fp32=Missing(why) if fp32 is None else np.array(fp32, np.float32),
+    )  # fmt: skip
+
+
+def fake_logits(engine: Mapping[str, Any], margin: float = 0.005, error: float = 0.01) -> Logits:
+    """Logits of the fake runtime: token 8 is `margin` behind token 7 at the last position, and `wrong` chooses it.
+
+    Every logit is off by 0.01 in the base and by `error` after a change.
+    """
+    exact = np.zeros((2, 5, 16), np.float32)
+    exact[:, :, 7], exact[:, :, 8] = 5.0, 3.0
+    exact[:, -1, 8] = 5.0 - margin
+    signs = np.where(np.arange(16) % 2, 1.0, -1.0)
+    fed = [[7] * 5] * 2
+    if not engine:
+        return recorded_logits(fed, exact + 0.01 * signs, fp32=exact)
+    other = engine.get("wrong") or engine.get("bits")
+    return recorded_logits([[7, 7, 7, 7, 8 if other else 7]] * 2, exact + error * -signs, fed=fed)

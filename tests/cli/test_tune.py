@@ -12,7 +12,8 @@ import pytest
 import command
 import llm_perf_opt.runners.session as sessions
 from builders import default_config
-from llm_perf_opt.cli.completing import complete_goal, complete_objective, complete_tuned
+from llm_perf_opt.analysis.tuning.tokens import RULES
+from llm_perf_opt.cli.completing import complete_goal, complete_objective, complete_token_rule, complete_tuned
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.runtimes import Machine
 from llm_perf_opt.core.errors import ConfigError
@@ -162,6 +163,8 @@ def test_after_kill_9_the_search_goes_on_with_its_runs(tmp_path: Path) -> None:
         (["tune", "--resume", "model=tiny"], "--resume needs the run that was tuned"),
         (["tune", "model=tiny", "--budget", "soon"], "is not a time"),
         (["tune", "model=tiny", "--constraint", "ttft<50"], "ttft needs a unit"),
+        (["tune", "model=tiny", "--tokens", "some"], "Known: same, exact, any"),
+        (["tune", "model=tiny", "--max-logit-diff", "-1"], "is not a limit"),
         (["tune", "model=tiny", "--objective", "tpt"], "Did you mean 'tpot'?"),
         (["tune", ".", "--resume", "--top", "2"], "--resume uses the options of the search"),
         (["tune", ".", "--resume"], "has no search to resume"),
@@ -181,6 +184,8 @@ def test_what_is_wrong_is_refused_before_anything_is_measured(tmp_path: Path, wo
 def test_completion() -> None:
     assert complete_objective("t") == ["tpot", "ttft", "throughput"]
     assert complete_goal("th") == ["throughput>"]
+    assert complete_token_rule("e") == ["exact"]
+    assert complete_token_rule("") == [*RULES]
     assert "model=tiny" in complete_tuned("model=ti")
 
 

@@ -156,6 +156,15 @@ def test_seconds_for_peaks_that_are_not_measured_are_refused() -> None:
     assert "profiling.ceilings=true" in error.remedy
 
 
+def test_logits_need_the_unprofiled_pass() -> None:
+    config = with_value(default_config(), "profiling.logits", True)
+    check(with_value(config, "profiling.logits_reference", "runs/base"))
+    assert "profiling.clean is false" in refusal(with_value(config, "profiling.clean", False)).fact
+    error = refusal(with_value(default_config(), "profiling.logits_reference", "runs/base"))
+    assert "profiling.logits_reference=runs/base has no effect" in error.fact
+    assert "profiling.logits=true" in error.remedy
+
+
 @pytest.mark.parametrize(
     ("key", "value", "group"),
     [("model.path", "/data/weights", "model=hf"), ("dataset.path", "mine.jsonl", "dataset=sample_prompts")],

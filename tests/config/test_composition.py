@@ -608,7 +608,7 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     values["dataset"].update({"path": None} if values["dataset"]["root"] else {})  # one or the other
     values["dataset"].update(image_count=None, annotations=None, prompt=None)  # of a folder of images
     values["dataset"].update(image_height=values["dataset"]["image_width"])  # they go together
-    values["profiling"].update(clean=True, ceilings=True, passes={})  # a section is of a pass that is installed
+    values["profiling"].update(clean=True, ceilings=True, logits=True, passes={})  # a section is of a pass that is installed
     values["profiling"]["ncu"].update(enable=True, kernel_regex=None, substage=None)  # its sections have an effect
     values["profiling"]["nsys"].update(substage=None)  # of a pass that is enabled
     for name in ("torch", "nvml"):  # ncu needs a timeline, and an exporter is read by the telemetry

@@ -11,9 +11,10 @@ from builders import default_config
 from llm_perf_opt.config.schema import CacheKind, CompileMode, Quantization
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.compilation import Compilation
+from llm_perf_opt.runners.logits import _Forced
 from llm_perf_opt.runners.measure.clock import CudaEventClock
 from llm_perf_opt.runners.measure.meter import Meter
-from llm_perf_opt.runners.pytorch_runner import PyTorchRunner, open_pytorch
+from llm_perf_opt.runners.pytorch_runner import Batch, PyTorchRunner, open_pytorch
 from llm_perf_opt.runners.quantized_layers import QuantizedLinear
 from llm_perf_opt.workspace.data.prompts import synthetic_prompts
 
@@ -36,7 +37,10 @@ def runner(cache: CacheKind, compile: CompileMode) -> PyTorchRunner:
 def tokens_of(cache: CacheKind, compile: CompileMode) -> list[list[int]]:
     """Tokens of the fourth request: by then a graph has been recorded and is replayed."""
     stepper = runner(cache, compile)
-    batch = stepper.place(synthetic_prompts(2, 32, 997, seed=3))
+    return generated(stepper, stepper.place(synthetic_prompts(2, 32, 997, seed=3)))
+
+
+def generated(stepper: PyTorchRunner, batch: Batch) -> list[list[int]]:
     for _ in range(4):
         stepper.begin()
         tokens = [stepper.prefill(batch)]
@@ -107,6 +111,22 @@ def test_a_quantized_model_is_compiled_with_graphs_and_tuned(kind: Quantization,
             tokens.append(opened.decode_step(tokens[-1]))
         rows.append(opened.to_lists(tokens))
     assert rows[1:] == rows[:-1], "graphs are recorded in the first requests and replayed later"
+
+
+def test_logits_of_replayed_graphs_are_those_of_the_model() -> None:
+    """The same tokens are fed to both; nothing is compiled again to record them."""
+    eager, graphs = runner("dynamic", "none"), runner("static", "reduce-overhead")
+    graphs.return_logits()
+    batch = eager.place(synthetic_prompts(2, 32, 997, seed=3))
+    with torch.inference_mode():
+        tokens = generated(eager, batch)
+        assert generated(graphs, batch) == tokens
+        with torch.compiler.set_stance("fail_on_recompile"):
+            replayed = _Forced(graphs, batch, tokens, None)
+        expected = _Forced(eager, batch, tokens, None)
+    assert replayed.chosen.tolist() == expected.chosen.tolist() == tokens
+    assert expected.values.shape == (2, NEW_TOKENS, 997)
+    assert abs(replayed.values - expected.values).max() < 1e-3 * expected.values.std()
 
 
 def test_events_cover_the_host_time_of_a_request() -> None:

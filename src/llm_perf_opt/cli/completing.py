@@ -55,6 +55,11 @@ def complete_objective(incomplete: str) -> list[str]:
     return [name for name in OBJECTIVES if name.startswith(incomplete)]
 
 
+def complete_token_rule(incomplete: str) -> list[str]:
+    """Complete how tokens are compared."""
+    return [name for name in ("same", "exact", "any") if name.startswith(incomplete)]
+
+
 def complete_goal(incomplete: str) -> list[str]:
     """Complete the metric of a constraint, with the side that it may be limited from."""
     from llm_perf_opt.analysis.tuning.goals import GOALS

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llm_perf_opt.cli.completing import complete_goal, complete_objective, complete_tuned
+from llm_perf_opt.cli.completing import complete_goal, complete_objective, complete_token_rule, complete_tuned
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
 from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.errors import ConfigError
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from llm_perf_opt.workflows.tune_folder import TuneFolder, TuneOptions
 
 _DEFAULT_BUDGET = "30m"
+_TokenRule = Annotated[
+    str,
+    typer.Option(
+        help="same: a change that does not alter the precision must produce the tokens of the base, except for ties within "
+        "rounding. exact: every token. any: not checked.",
+        autocompletion=complete_token_rule,
+    ),
+]
+_MaxLogitDiff = Annotated[
+    float | None,
+    typer.Option(
+        "--max-logit-diff",
+        metavar="X",
+        help="Also try changes of precision, and reject those that change a logit by more than this.",
+    ),
+]
 
 
 def tune(
@@ -43,15 +59,11 @@ def tune(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help=f"Time for the whole search: 90s, 20m, 1h. Default: {_DEFAULT_BUDGET}.")
     ] = None,
-    tokens: Annotated[
-        str,
-        typer.Option(
-            help="same: a change that does not alter the precision must produce the tokens of the base. any: not checked."
-        ),
-    ] = "same",
+    tokens: _TokenRule = "same",
     allow_lossy: Annotated[
         bool, typer.Option("--allow-lossy", help="Also try changes of precision: dtype, quantization. Their tokens may differ.")
     ] = False,
+    max_logit_diff: _MaxLogitDiff = None,
     lever: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE,VALUE", help="Another setting to try, with its values. May be repeated."),
@@ -81,7 +93,7 @@ def tune(
     words = start or []
     options = TuneOptions(
         objective, tuple(constraint or ()), parse_budget(budget or _DEFAULT_BUDGET), tokens, allow_lossy, top, max_steps, runs,
-        tuple(lever or ()),
+        tuple(lever or ()), max_logit_diff,
     )  # fmt: skip
     if resume and options != TuneOptions(budget_s=options.budget_s):
         raise ConfigError("--resume uses the options of the search.", "Only --budget may be given with it.")
@@ -113,7 +125,8 @@ def _folder(
     if not settings:
         return work.begin(Path(words[0]), options, command_line())
     options_of_run = [] if config_dir is None else ["--config-dir", str(config_dir)]
-    base, seconds = work.measure_base(words, config_dir, ["llm-perf", "run", *words, *options_of_run], progress)
+    command = ["llm-perf", "run", *words, *options_of_run]
+    base, seconds = work.measure_base(words, config_dir, command, progress, logits=options.logits)
     return work.begin(base, options, command_line(), fresh=True, spent_s=seconds)
 
 

@@ -156,6 +156,15 @@ def _check_effect(config: RunConfig) -> None:
             f"profiling.nvml.prometheus={profiling.nvml.prometheus} has no effect: there is no telemetry in this run.",
             "Add profiling.nvml.enable=true and profiling.clean=true, or leave it out.",
         )
+    if profiling.logits and not profiling.clean:
+        raise ConfigError(
+            "profiling.logits=true has no effect: profiling.clean is false.", "Leave it out, or add profiling.clean=true."
+        )
+    if profiling.logits_reference is not None and not profiling.logits:
+        raise ConfigError(
+            f"profiling.logits_reference={profiling.logits_reference} has no effect: profiling.logits is false.",
+            "Leave it out, or add profiling.logits=true.",
+        )
     _check_counting(profiling)
     _check_dataset(dataset)
     _check_images(dataset)

@@ -275,6 +275,10 @@ class ProfilingConfig:
     """The most disk space, in GB of 10⁹ bytes, that nsys or ncu may take while it records; then its pass is stopped."""
     ceilings_s: float | None = None
     """Seconds to spend on measuring the peaks; None: 9 on a GPU, 3 on a CPU."""
+    logits: bool = False
+    """Record logits of the new tokens at the end of the unprofiled pass. `llm-perf tune` compares configurations by them."""
+    logits_reference: str | None = None
+    """The folder of a run that recorded logits: its tokens are fed. None: those of this run, and also in fp32."""
     passes: dict[str, Any] = field(default_factory=dict)
     """The settings of every other pass by name: `enable` and the fields of its dataclass."""
 

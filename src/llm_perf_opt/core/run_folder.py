@@ -75,6 +75,8 @@ class RunFolder:
     """The prompts as the measured process wrote them."""
     clean_tokens_file = _RunFile("raw/clean/tokens.json")
     """The new tokens of the first request, per sequence."""
+    clean_logits_file = _RunFile("raw/clean/logits.json")
+    """What logits were recorded; the values are in logits.npz next to it."""
     ceilings_file = _RunFile("raw/ceilings/ceilings.json")
     """The measured peaks of the device."""
     torch_file = _RunFile("raw/torch/operators.json")

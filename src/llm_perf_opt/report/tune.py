@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.tuning.calibration import COVERAGE, FEWEST, calibration_rows
 from llm_perf_opt.analysis.tuning.goals import GOALS
 from llm_perf_opt.analysis.tuning.records import StageDistance, Step, TuneResult
-from llm_perf_opt.analysis.tuning.tokens import agreement_words
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations, percentage
 from llm_perf_opt.report.document import (
@@ -34,6 +33,7 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.findings import changed_command
 from llm_perf_opt.report.text import duration, percent, signed_percent, significant, times
 from llm_perf_opt.report.tune_charts import calibration_chart, staircase_chart
+from llm_perf_opt.report.tune_tokens import logit_blocks, tokens_text
 
 _CHANGE = (Column("change"), Column("finding or lever"))
 _NO_PREDICTION = Missing("no finding predicts it")
@@ -69,6 +69,7 @@ def tune_document(found: TuneResult, name: str) -> Document:
         Section(
             "rejected", "Rejected", [_rejected(rejected) if rejected else Paragraph("Every change that was tried was kept.")]
         ),
+        Section("tokens", "Tokens and logits", logit_blocks(found.steps)),
         Section("not-tried", "Not tried", _not_tried(found)),
         Section("calibration", "Predictions against measurements", _calibration(found)),
         Section("method", "How it was decided", [_method(found)]),
@@ -162,7 +163,7 @@ def _steps(found: TuneResult) -> Table:
     for step in found.kept:
         table.add(
             " ".join(step.change), _source(step), _predicted(step), _time(step.measured_ns, step), _time(step.before_ns, step),
-            _change(step), cell(_NO_ROOFLINE if step.distance is None else step.distance.times, times), _tokens(step),
+            _change(step), cell(_NO_ROOFLINE if step.distance is None else step.distance.times, times), tokens_text(step),
         )  # fmt: skip
     table.foot = "The gains of single steps are likely too large, because the best of several changes was chosen."
     return table
@@ -201,14 +202,6 @@ def _change(step: Step) -> Cell | Missing:
         else f"({percentage(found.low, 1, signed=True)} to {percentage(found.high, 1, signed=True)})"
     )
     return Cell(signed_percent(found.change), found.change, below=below)
-
-
-def _tokens(step: Step) -> str:
-    if step.same_tokens:
-        return "the same"
-    if step.agreement is not None:
-        return agreement_words(step.agreement)
-    return step.tokens_why or "not compared"
 
 
 def _rejected(steps: Sequence[Step]) -> Table:
@@ -270,8 +263,8 @@ _METHOD = (
     ),
     (
         "Tokens:",
-        "a change that does not alter the precision must produce the tokens of the base. If they cannot be compared, it is "
-        "rejected.",
+        "a change that does not alter the precision must produce the tokens of the base, except for ties within rounding; with "
+        "--tokens exact, without exception. If they cannot be compared, it is rejected.",
     ),
     (
         "Many looks:",

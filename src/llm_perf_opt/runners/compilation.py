@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,6 +12,7 @@ from llm_perf_opt.core.errors import ConfigError
 _CAPTURING = ("reduce-overhead", "max-autotune")
 """Modes that capture CUDA graphs."""
 _DESCENT = "coordinate_descent_tuning"
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,14 @@ class Compilation:
         """Return whether steps are replayed as CUDA graphs."""
         return self.mode in _CAPTURING and device.type == "cuda"
 
-    def compiled(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def compiled(self, function: Callable[..., R]) -> Callable[..., R]:
         """Return the function compiled in this mode; unchanged for `none`."""
         if self.mode == "none":
             return function
         if not self.coordinate_descent:
-            made: Callable[..., torch.Tensor] = torch.compile(function, mode=None if self.mode == "default" else self.mode)
+            made: Callable[..., R] = torch.compile(function, mode=None if self.mode == "default" else self.mode)
             return made
-        tuned: Callable[..., torch.Tensor] = torch.compile(function, options=self.options())
+        tuned: Callable[..., R] = torch.compile(function, options=self.options())
         return tuned
 
     def options(self) -> dict[str, Any]:

@@ -70,7 +70,16 @@ def clean_pass(session: Session, out: Path) -> bool:
         write_record(out / "inputs.json", inputs_record(session))
         write_whole(out / "tokens.json", encoded(measured.tokens))
         write_record(out / "timings.json", timings)
+        if session.config.profiling.logits and not measured.interrupted:
+            _record_logits(session, measured.tokens, out)
     return not measured.interrupted
+
+
+def _record_logits(session: Session, tokens: list[list[int]], out: Path) -> None:
+    from llm_perf_opt.runners.logits import record_logits
+
+    send("phase", text="recording logits")
+    record_logits(session, tokens, out)
 
 
 def torch_pass(session: Session, out: Path) -> None:

@@ -17,6 +17,7 @@ from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.compilation import NOT_COMPILED, Compilation
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.fused_projections import fuse_projections, share_fused
+from llm_perf_opt.runners.logit_tap import TappedRunner
 from llm_perf_opt.runners.models import device_name
 from llm_perf_opt.runners.quantized_layers import check_format
 from llm_perf_opt.runners.quantized_model import quantize_linear_layers, quantized_bytes
@@ -43,7 +44,7 @@ class Batch:
     """Arguments of the model's forward for the images in the prompts: pixels in the model's dtype, grids, types of tokens."""
 
 
-class PyTorchRunner:
+class PyTorchRunner(TappedRunner):
     """A model that is stepped one forward at a time; see `SteppableRunner`."""
 
     def __init__(
@@ -78,6 +79,7 @@ class PyTorchRunner:
         self._filled = 0
         self._cache_seen = False
         compile.check(self._device)
+        self._compilation = compile
         self._graphs = compile.captures(self._device)
         self._decode = compile.compiled(self._forward)
         self._first = compile.compiled(self._forward) if compile.prefill else self._forward
@@ -191,13 +193,17 @@ class PyTorchRunner:
         rows: list[list[int]] = torch.cat(tokens, dim=1).tolist()
         return rows
 
-    def _forward(
+    def _forward(self, *given: Any) -> torch.Tensor:
+        return self._logits(*given).argmax(-1)
+
+    def _logits(
         self,
         ids: torch.Tensor,
         mask: torch.Tensor | None,
         positions: torch.Tensor | None,
         images: dict[str, Any] | None = None,
     ) -> torch.Tensor:
+        """Return the logits of the last position, [batch, 1, vocabulary]."""
         extra: dict[str, Any] = {"logits_to_keep": 1} if self._keep_last else {}
         if images:
             extra |= images
@@ -206,7 +212,7 @@ class PyTorchRunner:
         if positions is not None:
             extra["position_ids"] = positions
         logits: torch.Tensor = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, **extra).logits
-        return logits[:, -1:].argmax(-1)
+        return logits[:, -1:]
 
     def _mask_now(self) -> torch.Tensor | None:
         """Return the mask of the cache: full width if static, else of the filled positions."""
@@ -298,7 +304,10 @@ _RANK_NOTE = (
 def _runner(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
     name, wanted = request.config.model.name, request.config.runtime
     compile = Compilation(wanted.compile, wanted.compile_prefill, wanted.coordinate_descent_tuning)
-    return PyTorchRunner(model, name, wanted.num_new_tokens, wanted.cache, compile, wanted.attention_backend)
+    runner = PyTorchRunner(model, name, wanted.num_new_tokens, wanted.cache, compile, wanted.attention_backend)
+    if request.config.profiling.logits and not request.profiled:
+        runner.return_logits()
+    return runner
 
 
 def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:

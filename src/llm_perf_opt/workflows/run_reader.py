@@ -19,6 +19,7 @@ from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.config.values import current
 from llm_perf_opt.core.errors import LlmPerfError, ParseError
 from llm_perf_opt.core.host_records import ProgramProfile
+from llm_perf_opt.core.logit_records import Logits
 from llm_perf_opt.core.machine_records import CounterReport, FoundCeilings, Telemetry, read_ceilings
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_mapping, read_record, read_values
@@ -173,6 +174,11 @@ class RunReader:
     def tokens(self) -> Maybe[list[list[int]]]:
         """The new tokens of the unprofiled pass, per sequence."""
         return self._read(self.folder.clean_tokens_file, _read_tokens)
+
+    @cached_property
+    def logits(self) -> Maybe[Logits]:
+        """The recorded logits of the new tokens."""
+        return self._read(self.folder.clean_logits_file, _read_logits)
 
     @cached_property
     def verified(self) -> Maybe[Verification]:
@@ -330,6 +336,12 @@ def _read_wrapped(path: Path) -> WrappedPass:
 
 def _read_tokens(path: Path) -> list[list[int]]:
     return read_record(path, list[list[int]])
+
+
+def _read_logits(path: Path) -> Maybe[Logits]:
+    from llm_perf_opt.traces.logit_file import read_logits
+
+    return read_logits(path)
 
 
 def _read_verification(path: Path) -> Verification:

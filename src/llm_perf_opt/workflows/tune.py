@@ -1,5 +1,6 @@
 """`llm-perf tune`: find a faster configuration of a run, step by step, and write the page."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,8 @@ from llm_perf_opt.analysis.comparison.differences import config_differences
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, objective_named, parse_constraints
 from llm_perf_opt.analysis.tuning.measures import level_of
-from llm_perf_opt.analysis.tuning.records import ConstraintLine, Step, TuneResult, tune_json
+from llm_perf_opt.analysis.tuning.records import ConstraintLine, Step, TuneResult, distance_of, tune_json
+from llm_perf_opt.analysis.tuning.tokens import RULES as TOKEN_RULES
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import Composed, compose, expand_sweep
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
@@ -32,7 +34,7 @@ from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState
 from llm_perf_opt.workflows.tune_runs import Clock, Configuration, OutOfBudgetError, Recorder, Runs, StoppedError, configuration
-from llm_perf_opt.workflows.tune_search import Place, Rules, Search, distance_of
+from llm_perf_opt.workflows.tune_search import Place, Rules, Search
 
 RUNS_ON_CPU, RUNS_ON_GPU = 3, 2
 """Runs per side of a decision. On a CPU, three measure how much processes differ; an accelerator needs fewer."""
@@ -48,8 +50,11 @@ def check_options(options: TuneOptions) -> None:
     objective_named(options.objective)
     parse_constraints(options.constraints)
     user_levers(options.levers)
-    if options.tokens not in ("same", "any"):
-        raise ConfigError(f"--tokens {options.tokens} is not known.", "Known: same, any.")
+    if options.tokens not in TOKEN_RULES:
+        raise ConfigError(f"--tokens {options.tokens} is not known.", f"Known: {', '.join(TOKEN_RULES)}.")
+    most = options.max_logit_diff
+    if most is not None and not 0 <= most < math.inf:
+        raise ConfigError(f"--max-logit-diff {most} is not a limit.", "Give a number that is not negative, such as 0.5.")
 
 
 def user_levers(texts: Sequence[str]) -> list[Lever]:
@@ -62,11 +67,14 @@ def user_levers(texts: Sequence[str]) -> list[Lever]:
 
 
 def measure_base(
-    overrides: Sequence[str], config_dir: Path | None, command: Sequence[str], listener: Listener
+    overrides: Sequence[str], config_dir: Path | None, command: Sequence[str], listener: Listener, *, logits: bool = False
 ) -> tuple[Path, float]:
-    """Make the run that a search starts from; return its folder and the seconds it took."""
+    """Make the run that a search starts from; return its folder and the seconds it took. `logits`: it records logits."""
     begun = time.monotonic()
     composed = compose(overrides, config_dir)
+    if logits:
+        profiling = replace(composed.config.profiling, logits=True, logits_reference=None)
+        composed = replace(composed, config=replace(composed.config, profiling=profiling))
     folder, error = capture(composed, command, listener)
     report_run(RunReader(folder))
     if error is not None:
@@ -104,6 +112,10 @@ class CapturedRuns:
 
     def __init__(self, folder: Path, values: Mapping[str, Any], command: Sequence[str], listener: Listener) -> None:
         self._folder, self._values, self._command, self._listener = folder, values, command, listener
+        self.logits = False
+        """Whether runs record logits."""
+        self.reference: str | None = None
+        """The run whose tokens are fed for that; None: the next run is that one."""
 
     def measure(
         self, overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float
@@ -123,12 +135,14 @@ class CapturedRuns:
         own = overridden(self._values, overrides, profiled=True)
         profiling = own.profiling if profiled else replace(overridden(self._values, overrides).profiling, nvml=own.profiling.nvml)
         limit = min(profiling.pass_timeout_s, max(limit_s, 1.0))
-        return replace(own, profiling=replace(profiling, pass_timeout_s=limit))
+        reference = self.reference if self.logits else None
+        profiling = replace(profiling, pass_timeout_s=limit, logits=self.logits, logits_reference=reference)
+        return replace(own, profiling=profiling)
 
     def read(self, path: Path, *, profiled: bool) -> Tried:
         """Analyze a run."""
         run = RunReader.open(path)
-        return Tried(str(run.folder.path), analyze(run, traces=profiled), run.tokens)
+        return Tried(str(run.folder.path), analyze(run, traces=profiled), run.tokens, run.logits)
 
 
 @dataclass(frozen=True)
@@ -156,7 +170,9 @@ def tune(
     run = RunReader.open(Path(state.base))
     values = run.settings
     here = runs is None
-    runs = runs or CapturedRuns(folder.path, values, run.manifest.command, listener)
+    captured = CapturedRuns(folder.path, values, run.manifest.command, listener)
+    captured.logits = state.options.logits
+    runs = runs or captured
     recorder = Recorder(folder, runs, clock)
     given = runs.read(Path(state.base), profiled=True)
     if here:
@@ -165,6 +181,7 @@ def tune(
         start = _start(state, given, values, recorder)
     except StoppedError as stop:
         raise Interrupted(stop.error.fact, f"Nothing was tried yet. `llm-perf tune {state.base} --resume` continues.") from stop
+    captured.reference = start.place.runs[0].path
     search = Search(start.rules, values, start.place, recorder, start.levers, state.calibration)
     stopped: LlmPerfError | None = None
 
@@ -215,10 +232,11 @@ def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: 
         goal,
         parse_constraints(options.constraints),
         options.tokens,
-        options.allow_lossy,
+        options.lossy,
         options.runs or (RUNS_ON_CPU if on_cpu else RUNS_ON_GPU),
         options.top,
         options.max_steps,
+        options.max_logit_diff,
     )
     recorder.expect(unchanged, *_pass_seconds(given))
     place = Place(unchanged, (first,), given if has_findings else None)

@@ -35,6 +35,18 @@ class TuneOptions:
     """Runs per side of a decision; None: by the device."""
     levers: tuple[str, ...] = ()
     """Levers of the user, KEY=VALUE,VALUE."""
+    max_logit_diff: float | None = None
+    """How far logits may be from those of the base after changes of precision, which it permits; None: no limit."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether changes of precision are tried."""
+        return self.allow_lossy or self.max_logit_diff is not None
+
+    @property
+    def logits(self) -> bool:
+        """Whether runs record logits: if a decision may depend on them."""
+        return self.tokens == "same" or self.lossy
 
 
 @dataclass(frozen=True)

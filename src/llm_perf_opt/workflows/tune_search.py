@@ -23,8 +23,9 @@ from llm_perf_opt.analysis.tuning.candidates import (
 )
 from llm_perf_opt.analysis.tuning.deciding import SMALLEST, Decision, decide
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, Goal, in_ns
+from llm_perf_opt.analysis.tuning.logits import beyond, check_words
 from llm_perf_opt.analysis.tuning.measures import broken, level_of, value_in
-from llm_perf_opt.analysis.tuning.records import Ending, NotTried, StageDistance, Step
+from llm_perf_opt.analysis.tuning.records import Ending, NotTried, Step, distance_of
 from llm_perf_opt.analysis.tuning.tokens import TokenCheck, Tried, check_tokens
 from llm_perf_opt.analysis.verification import measured
 from llm_perf_opt.config.runtimes import Lever
@@ -49,6 +50,7 @@ class Rules:
     """Runs per side of a decision."""
     top: int | None = None
     max_steps: int | None = None
+    max_logit_diff: float | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Search:
             why = "the run already has this setting"
         elif change.lossy and not self._rules.allow_lossy:
             why = "it changes the precision of the model; --allow-lossy allows it"
-        elif change.other_work and self._rules.tokens == "same":
+        elif change.other_work and self._rules.tokens != "any":
             why = "it changes the requests, so the tokens cannot be compared; --tokens any allows it"
         overrides = (*self.current.configuration.overrides, *change.overrides)
         try:
@@ -244,6 +246,13 @@ class Search:
         if point is not None:
             self.progress.points.append(point)
 
+    def compared(self, found: Tried, *, lossy: bool) -> tuple[TokenCheck, str]:
+        """Compare the tokens and logits of a run with those of the base; return also why it is refused, if it is."""
+        tokens = check_tokens(self._reference, found, self.base.runs[0])
+        altered = lossy or any(step.kept and step.lossy for step in self.progress.steps)
+        why = "" if lossy else tokens.refused(self._rules.tokens)
+        return tokens, why or (beyond(tokens.logits, self._rules.max_logit_diff) if altered else "")
+
     # --- the end -----------------------------------------------------------------------------------------------------------
 
     def confirm(self) -> tuple[bool | None, str, Decision | None]:
@@ -251,7 +260,7 @@ class Search:
         if self.current.configuration == self.base.configuration:
             return None, "nothing was kept", None
         kept = [step for step in self.progress.steps if step.kept]
-        same_tokens = self._rules.tokens == "same" and not any(step.lossy for step in kept)
+        lossy = any(step.lossy for step in kept)
         purpose = f"confirm {self.current.configuration.signature}"
         sides: list[list[Tried]] = [[], []]
         try:
@@ -260,8 +269,9 @@ class Search:
                     found = self._recorder.run(place.configuration, f"confirm-{name}-{number}", purpose=purpose)
                     if isinstance(found, Missing):
                         return None, f"a fresh run of the {name} failed: {found.why}", None
-                    if same_tokens and check_tokens(self._reference, found).same is not True:
-                        return False, f"a fresh run of the {name}: {check_tokens(self._reference, found).why}", None
+                    why = "" if lossy and name == "base" else self.compared(found, lossy=lossy)[1]
+                    if why:
+                        return False, f"a fresh run of the {name}: {why}", None
                     side.append(found)
         except OutOfBudgetError:
             return None, "the budget ended before fresh runs could confirm the gain", None
@@ -270,7 +280,7 @@ class Search:
         keys = [text.partition("=")[0] for step in kept for text in step.change]
         goal = GOALS[kept[0].goal]  # a constraint that the base breaks comes first, and may cost some of the objective
         analyses = [[run.analysis for run in side] for side in sides]
-        decision = decide(analyses[0], analyses[1], goal, keys, other_model=any(step.lossy for step in kept))
+        decision = decide(analyses[0], analyses[1], goal, keys, other_model=lossy)
         return decision.better, decision.why, decision
 
 
@@ -321,10 +331,9 @@ class _Trial:
     def _refused(self, found: Tried) -> str:
         """Return why the change may not be kept whatever it saves: its tokens, or a constraint."""
         rules = self._search._rules
-        self._tokens = check_tokens(self._search._reference, found)
-        must_match = rules.tokens == "same" and not self._change.lossy
-        if must_match and self._tokens.same is not True:
-            return f"rejected: {self._tokens.why}"
+        self._tokens, why = self._search.compared(found, lossy=self._change.lossy)
+        if why:
+            return f"rejected: {why}"
         unmet = {one.text for one in broken(rules.constraints, self._search.current.analyses)}
         for constraint in rules.constraints:
             why = constraint.broken_by(value_in(found.analysis, GOALS[constraint.goal]))
@@ -350,7 +359,9 @@ class _Trial:
         sides = [[run.analysis for run in runs] for runs in (self.before, self.runs)]
         decision = decide(sides[0], sides[1], goal, keys, other_model=self._change.lossy)
         self.slow = not decision.better
-        return replace(self.described(step, goal), kept=decision.better, why=decision.why, decision=decision)
+        logits = self._tokens.logits if self._tokens and self._tokens.ties else None
+        why = decision.why if logits is None or isinstance(logits, Missing) else f"{decision.why}; {check_words(logits)}"
+        return replace(self.described(step, goal), kept=decision.better, why=why, decision=decision)
 
     def described(self, step: Step, goal: Goal) -> Step:
         """Return the step with what was measured so far."""
@@ -364,19 +375,10 @@ class _Trial:
             against=tuple(run.path for run in self.before),
             same_tokens=tokens.same if tokens else None,
             tokens_why=tokens.why if tokens else "",
+            ties=tokens.ties if tokens else False,
+            logits=tokens.logits if tokens else None,
             agreement=None if tokens is None or isinstance(tokens.agreement, Missing) else tokens.agreement,
             before_ns=before,
             measured_ns=after,
             distance=distance_of(self.runs[-1], goal) if self.runs else None,
         )
-
-
-def distance_of(run: Tried, goal: Goal) -> StageDistance | None:
-    """Return the distance of the goal's stage from its roofline time; None if it is unknown."""
-    found = run.analysis.efficiency
-    if isinstance(found, Missing) or not goal.stage:
-        return None
-    stage = next((stage for stage in found.stages if stage.stage == goal.stage), None)
-    if stage is None or isinstance(stage.distance, Missing):
-        return None
-    return StageDistance(stage.distance.times, stage.distance.roofline.seconds * 1e9)

@@ -6,6 +6,10 @@ from typing import Any, Literal
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
 from llm_perf_opt.analysis.tuning.candidates import Prediction
 from llm_perf_opt.analysis.tuning.deciding import Decision
+from llm_perf_opt.analysis.tuning.goals import Goal
+from llm_perf_opt.analysis.tuning.logits import LogitCheck
+from llm_perf_opt.analysis.tuning.tokens import Tried
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.weight_records import TokenAgreement
 
 Ending = Literal["nothing left", "budget", "max steps", "interrupted", "running"]
@@ -18,6 +22,17 @@ class StageDistance:
     times: float
     roofline_ns: float
     """Of the whole stage; for decode, of all steps."""
+
+
+def distance_of(run: Tried, goal: Goal) -> StageDistance | None:
+    """Return the distance of the goal's stage from its roofline time; None if it is unknown."""
+    found = run.analysis.efficiency
+    if isinstance(found, Missing) or not goal.stage:
+        return None
+    stage = next((stage for stage in found.stages if stage.stage == goal.stage), None)
+    if stage is None or isinstance(stage.distance, Missing):
+        return None
+    return StageDistance(stage.distance.times, stage.distance.roofline.seconds * 1e9)
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,10 @@ class Step:
     same_tokens: bool | None = None
     tokens_why: str = ""
     agreement: TokenAgreement | None = None
+    ties: bool = False
+    """Whether the tokens differ by rounding only."""
+    logits: Maybe[LogitCheck] | None = None
+    """Compared with those of the base, with the same tokens fed; None if nothing was run."""
     distance: StageDistance | None = None
     """From the roofline time of the stage; None if it is unknown."""
     measured_ns: int | None = None
@@ -164,6 +183,9 @@ def _step_json(step: Step, unit: str) -> dict[str, Any]:
         "lossy": step.lossy,
         "same_tokens": step.same_tokens,
         "agreement": step.agreement,
+        "ties": step.ties,
+        "logits": None if isinstance(step.logits, Missing) else step.logits,
+        "logits_why": step.logits.why if isinstance(step.logits, Missing) else "",
         "times_roofline": step.distance.times if step.distance else None,
         "cautions": list(decision.cautions) if decision else [],
     }

@@ -1,17 +1,19 @@
 """Whether a change leaves the tokens as they were. What cannot be compared does not pass."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.tuning.logits import LogitCheck, Tokens, check_logits, unlike_measured
+from llm_perf_opt.core.logit_records import Logits
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.units import percentage
 from llm_perf_opt.core.weight_records import TokenAgreement
 
-Tokens = Sequence[Sequence[int]]
-"""The new tokens of each sequence."""
+RULES = ("same", "exact", "any")
+"""Of --tokens: equal up to rounding, equal, not compared."""
 _SHORT_DTYPES = ("bf16", "fp16")
 _ROUNDING = "; in 16 bits, other kernels round differently, which may decide between two tokens (--tokens any accepts this)"
+_NO_LOGITS = Missing("the run did not record logits")
 _NOT_RECORDED = Missing("the run did not record its tokens")
 
 
@@ -23,6 +25,7 @@ class Tried:
     """Its folder."""
     analysis: RunAnalysis
     tokens: Maybe[Tokens] = _NOT_RECORDED
+    logits: Maybe[Logits] = _NO_LOGITS
 
     @property
     def timings(self) -> Maybe[CleanTimings]:
@@ -40,10 +43,55 @@ class TokenCheck:
     why: str
     """Why they are not the same, or cannot be compared; empty if they are the same."""
     agreement: Maybe[TokenAgreement]
+    logits: Maybe[LogitCheck] = _NO_LOGITS
+    """The logits with the tokens of the base fed."""
+    ties: bool = False
+    """Whether the tokens differ, but by rounding only: what differs are ties."""
+
+    def refused(self, rule: str) -> str:
+        """Return why a change that does not alter the precision is refused; empty if it is not."""
+        passes = self.same is True or rule == "any" or (rule == "same" and self.ties)
+        return "" if passes else self.why
 
 
-def check_tokens(reference: Tried, tried: Tried) -> TokenCheck:
-    """Compare the greedy tokens of two runs of the same requests."""
+def check_tokens(reference: Tried, tried: Tried, base: Tried | None = None) -> TokenCheck:
+    """Compare the greedy tokens of two runs of the same requests, and their logits.
+
+    `reference`: the run whose tokens are wanted. `base`: the run whose tokens were fed when logits were recorded; None: the
+    reference itself.
+    """
+    base = base or reference
+    found = _check(reference, tried)
+    if found.same is None:
+        return replace(found, logits=Missing(found.why))
+    logits = check_logits(base.logits, reference.logits, tried.logits)
+    if found.same:
+        return replace(found, logits=logits)
+    flaw = _flaw(base, reference, tried, logits)
+    if not flaw:
+        return replace(found, logits=logits, ties=True, why=f"{found.why}; the difference is within rounding (--tokens same)")
+    unknown = isinstance(logits, Missing) or logits.error is None
+    rounding = _ROUNDING if unknown and _in_16_bits(tried) else ""
+    return replace(found, logits=logits, why=f"{found.why}{rounding}; {flaw}")
+
+
+def _in_16_bits(tried: Tried) -> bool:
+    timings = tried.timings
+    return not isinstance(timings, Missing) and timings.model.dtype in _SHORT_DTYPES
+
+
+def _flaw(base: Tried, reference: Tried, tried: Tried, logits: Maybe[LogitCheck]) -> str:
+    """Return why different tokens are more than rounding, or why that is not known."""
+    if isinstance(logits, Missing):
+        return logits.why
+    parts = base.logits, tried.logits, tried.tokens, reference.tokens
+    missing = next((part for part in parts if isinstance(part, Missing)), None)
+    if missing is not None:
+        return missing.why
+    return logits.flaw or unlike_measured(*parts)  # type: ignore[arg-type] # none is missing
+
+
+def _check(reference: Tried, tried: Tried) -> TokenCheck:
     before, after = reference.timings, tried.timings
     if isinstance(before, Missing) or isinstance(after, Missing):
         missing = before if isinstance(before, Missing) else after
@@ -59,8 +107,7 @@ def check_tokens(reference: Tried, tried: Tried) -> TokenCheck:
     if before.tokens_sha256 == after.tokens_sha256:
         return TokenCheck(True, "", found)
     many = "" if isinstance(found, Missing) else f": {agreement_words(found)}"
-    rounding = _ROUNDING if before.model.dtype in _SHORT_DTYPES else ""
-    return TokenCheck(False, f"the tokens differ from those of the base{many}{rounding}", found)
+    return TokenCheck(False, f"the tokens differ from those of the base{many}", found)
 
 
 def _incomparable(why: str) -> TokenCheck:
