@@ -13,14 +13,10 @@ from typing import Any
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, calibration_rows, point_of
 from llm_perf_opt.analysis.tuning.candidates import (
     Change,
-    Lossy,
     Prediction,
-    already,
-    finding_changes,
-    lever_changes,
     prediction,
-    remedy_levers,
 )
+from llm_perf_opt.analysis.tuning.combinations import joint_prediction
 from llm_perf_opt.analysis.tuning.deciding import SMALLEST, Decision, decide
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, Goal, in_ns
 from llm_perf_opt.analysis.tuning.measures import broken, level_of, value_in
@@ -28,12 +24,14 @@ from llm_perf_opt.analysis.tuning.records import Ending, NotTried, StageDistance
 from llm_perf_opt.analysis.tuning.tokens import TokenCheck, Tried, check_tokens
 from llm_perf_opt.analysis.verification import measured
 from llm_perf_opt.config.runtimes import Lever
-from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import percentage
-from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Recorder, configuration, folder_name
+from llm_perf_opt.workflows.tune_candidates import Candidates, Wanted
+from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Recorder, folder_name
 
 _BUDGET_ENDED = "the budget ended before the change could be judged"
+TOGETHER = "together"
+"""What runs of independent findings that are tried as one step are recorded for."""
 _NO_ROOM = "it does not fit into the budget; --resume with a larger --budget tries it"
 
 
@@ -90,19 +88,15 @@ class Search:
         levers: Sequence[Lever] = (),
         calibration: Sequence[CalibrationPoint] = (),
     ) -> None:
-        self._rules, self._values, self._recorder, self._levers = rules, values, recorder, levers
+        self._rules, self._recorder = rules, recorder
         self._rows = {row.finding: row for row in calibration_rows(calibration)}
         self.base = self.current = base
         self._reference = base.runs[0]
         """The run whose tokens a lossless change must reproduce."""
-        self._configurations = {base.configuration.signature}
-        self._composed: dict[tuple[str, ...], Configuration] = {}
-        self._changes: set[frozenset[str]] = set()
-        self._slow: dict[frozenset[str], int] = {}
-        """Changes that were not better, and how many steps were kept then: each may be tried once more on another base."""
         self._over_budget = False
         """Whether a change was left out because it did not fit into the budget."""
-        self.progress = Progress()
+        self._candidates = Candidates(rules, values, base.configuration, levers, self._rows)
+        self.progress = Progress(not_tried=self._candidates.not_tried)
         self.on_step: Callable[[Step], None] = lambda _: None
 
     # --- the loop ------------------------------------------------------------------------------------------------------
@@ -129,55 +123,29 @@ class Search:
         unmet = broken(self._rules.constraints, self.current.analyses)
         return GOALS[unmet[0].goal] if unmet else self._rules.goal
 
-    def _next(self) -> tuple[Change, Configuration] | None:
-        """Return the most promising change that leads to a configuration which was not tried."""
-        goal, timings = self.goal, self.current.runs[-1].timings
-        runtime = None if isinstance(timings, Missing) else timings.runtime
-        remedies = runtime.remedies if runtime else ()
-        lossy = Lossy(self._levers, remedies)
-        found = finding_changes(self._findings(), goal, lossy, self._rows)[: self._rules.top]
-        changes = [*found, *lever_changes([*self._levers, *remedy_levers(remedies)], goal, lossy)]
-        kept = sum(step.kept for step in self.progress.steps)
-        again = [change for change in changes if self._slow.get(change.key, kept) < kept]
-        for change in [*(one for one in changes if one.key not in self._changes), *again]:
-            wanted = self._wanted(change)
-            if wanted is not None and wanted.signature not in self._configurations:
-                return change, wanted
-        return None
+    def _next(self) -> Wanted | None:
+        """Return what to try next."""
+        return self._candidates.next(self.current, self.goal, self._kept, self._combines)
 
-    def _findings(self) -> Sequence[Any]:
-        profiled = self.current.profiled
-        trace = Missing("not profiled") if profiled is None else profiled.analysis.trace
-        return () if isinstance(trace, Missing) or not trace.complete else trace.findings
+    @property
+    def _kept(self) -> int:
+        return sum(step.kept for step in self.progress.steps)
 
-    def _wanted(self, change: Change) -> Configuration | None:
-        """Return the configuration with the change, or record why it is not tried."""
-        why, timings = "", self.current.runs[-1].timings
-        if not isinstance(timings, Missing) and already(change.overrides, timings, self.current.runs[-1].analysis.env):
-            why = "the run already has this setting"
-        elif change.lossy and not self._rules.allow_lossy:
-            why = "it changes the precision of the model; --allow-lossy allows it"
-        elif change.other_work and self._rules.tokens == "same":
-            why = "it changes the requests, so the tokens cannot be compared; --tokens any allows it"
-        overrides = (*self.current.configuration.overrides, *change.overrides)
-        try:
-            wanted = self._composed.get(overrides) or configuration(self._values, overrides)
-            self._composed[overrides] = wanted
-        except ConfigError as error:
-            why = why or f"refused: {error.fact}"
-        if why:
-            left_out = NotTried(change.overrides, change.source, why)
-            if left_out not in self.progress.not_tried:
-                self.progress.not_tried.append(left_out)
-            return None
-        return wanted
+    def _combines(self, together: Wanted, single: Sequence[Wanted]) -> bool:
+        """Return whether to try independent findings together: if the budget does not suffice for one after the other.
+
+        A resumed search does what it did before: the runs of a combination are recorded as such.
+        """
+        if self._recorder.has(together[1], TOGETHER) or self._recorder.has(single[0][1]):
+            return self._recorder.has(together[1], TOGETHER)
+        each = self._rules.runs * self._recorder.expected_s(self.current.configuration, single[0][1]) + self._recorder.profiled_s
+        return self._recorder.left_s < len(single) * each + self.reserve_s(together[1])
 
     # --- one step --------------------------------------------------------------------------------------------------------
 
     def _try(self, change: Change, wanted: Configuration) -> None:
         goal, number = self.goal, len(self.progress.steps) + 1
-        self._changes.add(change.key)
-        self._configurations.add(wanted.signature)
+        self._candidates.begin(change, wanted)
         step = Step(change.overrides, change.source, False, "", goal.name, self._prediction(change, goal), lossy=change.lossy)
         trial = _Trial(self, change, wanted, number)
         try:
@@ -185,16 +153,16 @@ class Search:
         except OutOfBudgetError:  # a cheaper change may still fit
             self._over_budget = True
             if not trial.runs:
-                self.progress.not_tried.append(NotTried(change.overrides, change.source, _NO_ROOM))
+                self._candidates.leave_out(change, _NO_ROOM)
                 return
             step = replace(trial.described(step, goal), why=_BUDGET_ENDED)
         self._learn(change, trial)
         if not step.kept:
             self.current = replace(self.current, runs=(*self.current.runs, *trial.again))
-            if trial.slow:
-                self._slow[change.key] = sum(one.kept for one in self.progress.steps) if change.key not in self._slow else 10**9
+            self._candidates.reject(change, self._kept, slow=trial.slow, gain=_gain(step))
             self._add(step)
             return
+        self._candidates.keep(change)
         self._recorder.changes_from(wanted)
         self.current = self._analyzed(wanted, trial.runs, number, change)
         if change.lossy:
@@ -208,10 +176,13 @@ class Search:
 
     def _prediction(self, change: Change, goal: Goal) -> Prediction | None:
         level, timings = level_of(self.current.analyses, goal), self.current.runs[-1].timings
-        if change.finding is None or isinstance(level, Missing) or isinstance(timings, Missing):
+        ns = None if isinstance(level, Missing) else in_ns(goal, level)
+        if ns is None or isinstance(timings, Missing):
             return None
-        ns = in_ns(goal, level)
-        return None if ns is None else prediction(change.finding, goal, ns, timings, self._rows)
+        findings = [part.finding for part in (change.parts or (change,))]
+        return joint_prediction(
+            [None if finding is None else prediction(finding, goal, ns, timings, self._rows) for finding in findings], ns
+        )
 
     def _analyzed(self, wanted: Configuration, runs: Sequence[Tried], number: int, change: Change) -> Place:
         """Return the new place, with the findings of a profiled run if the base has any."""
@@ -286,13 +257,15 @@ class _Trial:
         self.slow = False
         """Whether it was rejected because it was not better."""
         self._tokens: TokenCheck | None = None
+        self._purpose = TOGETHER if any(part.finding for part in change.parts) else ""
+        """What the runs of the change are recorded for."""
 
     def judged(self, step: Step, goal: Goal) -> Step:
         """Run the change as often as needed and return the step with the decision."""
         for number in range(1, self._search._rules.runs + 1):
             if why := self._run_before(number):
                 return replace(self.described(step, goal), why=f"the configuration before it could not be run again: {why}")
-            found = self._run(self._wanted, number)
+            found = self._run(self._wanted, number, self._purpose)
             if isinstance(found, Missing):
                 return replace(self.described(step, goal), why=f"it failed: {found.why}")
             self.runs.append(found)
@@ -304,7 +277,7 @@ class _Trial:
     def _run_before(self, number: int) -> str:
         """Run the configuration before it again; the first time only if its last run is of an earlier process. Return why not."""
         search, purpose = self._search, f"{'first' if number == 1 else 'before'} {self._wanted.signature}"
-        if number == 1 and not search._recorder.is_from_before(self.before[-1], self._wanted, purpose):
+        if number == 1 and not search._recorder.is_from_before(self.before[-1], self._wanted, purpose, self._purpose):
             return ""
         found = self._run(search.current.configuration, f"before-{number}", purpose)
         if isinstance(found, Missing):
@@ -369,6 +342,11 @@ class _Trial:
             measured_ns=after,
             distance=distance_of(self.runs[-1], goal) if self.runs else None,
         )
+
+
+def _gain(step: Step) -> float:
+    """Return the share of the time that a change saved; 0 if it is unknown."""
+    return 1 - step.measured_ns / step.before_ns if step.measured_ns and step.before_ns else 0.0
 
 
 def distance_of(run: Tried, goal: Goal) -> StageDistance | None:

@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from llm_perf_opt.analysis.cost_model.architecture import GroupedAttention
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.findings.compiled_reach import EXPERTS, LINEAR, PRODUCTS, compiled_decode, reach_of, seconds_of
+from llm_perf_opt.analysis.findings.compiled_reach import EXPERTS, LINEAR, PRODUCT_KERNELS, compiled_decode, reach_of, seconds_of
 from llm_perf_opt.analysis.findings.decode_cost import Decode, rooflines
 from llm_perf_opt.analysis.findings.finding import (
+    ATTENTION,
+    PRODUCTS,
     Bounds,
     Claim,
     Grounds,
@@ -82,6 +84,7 @@ _GENERATE = ToTry(
     "Let the compiler generate the products of one row, fused with their neighbors "
     "(torch._inductor.config.coordinate_descent_tuning=True).",
     "Let the compiler generate the products",
+    PRODUCTS,
 )
 _WHY_GENERATED = (
     "a generated product is expected to take the time of a generated kernel plus its bytes at the best rate of this run; none of "
@@ -109,7 +112,10 @@ def _search_kernels(evidence: Evidence) -> ToTry:
             title="Merge the products",
         )
     return ToTry(
-        ("runtime.compile=max-autotune",), 'Compile with torch.compile(mode="max-autotune"), which times several kernels.', title
+        ("runtime.compile=max-autotune",),
+        'Compile with torch.compile(mode="max-autotune"), which times several kernels.',
+        title,
+        PRODUCTS,
     )
 
 
@@ -170,9 +176,9 @@ def _other_attention(evidence: Evidence, backend: str, copies: bool) -> ToTry:
         settings = (
             [] if evidence.facts.setting("runtime.attention_backend") in (None, "auto") else ["runtime.attention_backend=auto"]
         )
-        return ToTry((*settings, "runtime.attn_implementation=flex_attention"), words, title)
+        return ToTry((*settings, "runtime.attn_implementation=flex_attention"), words, title, ATTENTION)
     other = "efficient" if backend == "cudnn" else "cudnn"
-    return ToTry((f"runtime.attention_backend={other}",), words, title)
+    return ToTry((f"runtime.attention_backend={other}",), words, title, ATTENTION)
 
 
 def many_small_kernels(evidence: Evidence) -> Finding | None:
@@ -183,7 +189,7 @@ def many_small_kernels(evidence: Evidence) -> Finding | None:
         return None
     stage = decode.stage
     short = 2 * reach.fixed_ns
-    small = [row for row in stage.kernels if row.mean_ns <= short and row.kind not in (*PRODUCTS, KernelClass.ATTENTION)]
+    small = [row for row in stage.kernels if row.mean_ns <= short and row.kind not in (*PRODUCT_KERNELS, KernelClass.ATTENTION)]
     count, spent = (
         (sum(values) for values in zip(*((row.calls, row.total_ns) for row in small), strict=True)) if small else (0, 0)
     )
@@ -228,7 +234,7 @@ def _narrow_weights(evidence: Evidence, id: str, bits: int, override: str) -> Fi
         return None
     saved = (now.seconds - then.seconds) * 1e9
     share = 1 - sum(seconds_of(then, LINEAR)) / max(sum(seconds_of(now, LINEAR)), 1e-12)
-    products = sum(row.total_ns for row in stage.kernels if row.kind in PRODUCTS and not EXPERTS.search(row.name))
+    products = sum(row.total_ns for row in stage.kernels if row.kind in PRODUCT_KERNELS and not EXPERTS.search(row.name))
     if saved < WORTHWHILE * stage.budget.wall_ns:
         return None
     weights = sum(seconds_of(now, (*LINEAR, "router", "experts"))) / now.seconds
@@ -245,6 +251,7 @@ def _narrow_weights(evidence: Evidence, id: str, bits: int, override: str) -> Fi
         (override,),
         f"Quantize the weights of the linear layers to {bits} bits. The output changes: compare its quality, not only its time.",
         f"Quantize the weights to {bits} bits (lossy)",
+        PRODUCTS,
     )
     rows = (rooflines(stage, now, then, f"{_bits(decode)} and {bits} bits"), _MEANT)
     bounds = (0.0, saved, max(products * share, saved))

@@ -16,7 +16,7 @@ from llm_perf_opt.core.units import percentage
 
 ASSUMED_SHARE = 0.9
 """Share of the bandwidth that the products are assumed to reach if no component of the run shows one."""
-PRODUCTS = (KernelClass.GEMM, KernelClass.GEMV)
+PRODUCT_KERNELS = (KernelClass.GEMM, KernelClass.GEMV)
 LINEAR = ("attention_projections", "mlp", "shared_experts", "lm_head")
 """Components of the cost model whose time is that of plain linear layers."""
 EXPERTS = re.compile(r"group(ed|problem)|moe|expert", re.IGNORECASE)
@@ -131,7 +131,7 @@ def _components(decode: Decode, roofline: RooflineTime) -> tuple[Part, ...]:
 
 def _all_products(stage: StageEvidence, roofline: RooflineTime) -> tuple[Part, ...]:
     """Return all products as one component."""
-    rows = [row for row in stage.kernels if row.kind in PRODUCTS and not EXPERTS.search(row.name)]
+    rows = [row for row in stage.kernels if row.kind in PRODUCT_KERNELS and not EXPERTS.search(row.name)]
     spent, least = sum(row.total_ns for row in rows), 1e9 * sum(seconds_of(roofline, (*LINEAR, "router")))
     count = sum(row.calls for row in rows if not _CONTINUES.search(row.name))
     return (Part("products", count, spent, least),) if spent and least else ()

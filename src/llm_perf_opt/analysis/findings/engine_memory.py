@@ -7,6 +7,7 @@ from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence, repeats_of, unit_roofline
 from llm_perf_opt.analysis.findings.decode_cost import Decode, decode_of, rooflines
 from llm_perf_opt.analysis.findings.finding import (
+    ATTENTION,
     Claim,
     Grounds,
     finding,
@@ -107,7 +108,12 @@ def _attention_above_roofline(evidence: Evidence, stage: StageEvidence, remedy: 
     grounds = Grounds(rows, "low", f"{because}; {on_wall.because}" if on_wall.because else because)
     saving = saving_of(stage, *on_wall.bounds)
     return finding(
-        "slow_attention", place_of(evidence, stage), claim, grounds, saving, to_try(remedy, "Try another attention backend")
+        "slow_attention",
+        place_of(evidence, stage),
+        claim,
+        grounds,
+        saving,
+        to_try(remedy, "Try another attention backend", ATTENTION),
     )
 
 
