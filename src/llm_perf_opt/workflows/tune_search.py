@@ -26,7 +26,7 @@ from llm_perf_opt.analysis.verification import measured
 from llm_perf_opt.config.runtimes import Lever
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import percentage
-from llm_perf_opt.workflows.tune_candidates import Candidates, Wanted
+from llm_perf_opt.workflows.tune_candidates import Allowed, Candidates, Start, Wanted
 from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Recorder, folder_name
 
 _BUDGET_ENDED = "the budget ended before the change could be judged"
@@ -95,7 +95,8 @@ class Search:
         """The run whose tokens a lossless change must reproduce."""
         self._over_budget = False
         """Whether a change was left out because it did not fit into the budget."""
-        self._candidates = Candidates(rules, values, base.configuration, levers, self._rows)
+        allowed = Allowed(rules.allow_lossy, rules.tokens == "any", rules.top)
+        self._candidates = Candidates(allowed, values, base.configuration, levers, self._rows)
         self.progress = Progress(not_tried=self._candidates.not_tried)
         self.on_step: Callable[[Step], None] = lambda _: None
 
@@ -125,7 +126,8 @@ class Search:
 
     def _next(self) -> Wanted | None:
         """Return what to try next."""
-        return self._candidates.next(self.current, self.goal, self._kept, self._combines)
+        start = Start(self.current.configuration, self.current.runs[-1], self.current.profiled)
+        return self._candidates.next(start, self.goal, self._kept, self._combines)
 
     @property
     def _kept(self) -> int:
