@@ -262,7 +262,11 @@ def _method(found: TuneResult) -> Items:
 
 
 _METHOD = (
-    ("Order:", "findings of the current configuration, by predicted saving and confidence; then levers without a prediction."),
+    (
+        "Order:",
+        "findings of the current configuration, by predicted saving and confidence (independent ones together if the budget is "
+        "short); then levers without a prediction, one by one; then pairs of changes that did not help alone.",
+    ),
     (
         "Decision:",
         "`compare` judges a change once, over {runs} of each side that alternate, with its checks for drift and for different "
