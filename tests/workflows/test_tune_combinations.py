@@ -21,7 +21,9 @@ from llm_perf_opt.analysis.tuning.combinations import (
     pairs,
 )
 from llm_perf_opt.analysis.tuning.records import TuneResult
+from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.workflows.tune import begin, resume, tune
 from llm_perf_opt.workflows.tune_folder import TuneOptions
 from tuning_builders import FakeClock, FakeRuns, fake_base, fake_finding, fake_runtime, fake_settings, names
@@ -162,6 +164,24 @@ def test_killed_at_any_run_a_resumed_search_decides_the_same(base: Path, values:
     assert tried(found) == [("slow_products + slow_attention", True)]
     assert not {*names(runs.made)} & {*names(more.made)}
     assert {*found.overrides} == {"runtime.engine.a=1", "runtime.engine.b=1"}
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_on_a_noisy_machine_a_finding_gets_a_second_run(base: Path, values: dict[str, Any], noisy: bool) -> None:
+    """The first run of a=1 is slowed by another program; without a warning, nothing says so."""
+    warning = RunWarning(WarningId.BUSY_PROCESSORS, "another program ran")
+
+    def change(tried: Tried, engine: Engine) -> Tried:
+        return replace(tried, analysis=replace(tried.analysis, warnings=(warning,) if noisy and engine.get("a") else ()))
+
+    folder = begin(base, TuneOptions(budget_s=LONG, max_steps=1), ["llm-perf", "tune"])
+    runs = FakeRuns(folder.path, values, findings=attention_and_products, change=change)
+    runs.speed = lambda engine: 12.0 if names(runs.made)[-1:] == ["01-1-1"] else both_gain(engine)
+    runs.noise = 0.0005
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    assert len(found.steps[0].runs) == (2 if noisy else 1)
+    assert ("not better in its first run" in found.steps[0].why) is not noisy
 
 
 # --- levers without a prediction ----------------------------------------------------------------------------------------------

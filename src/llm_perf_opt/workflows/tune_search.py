@@ -26,6 +26,7 @@ from llm_perf_opt.analysis.verification import measured
 from llm_perf_opt.config.runtimes import Lever
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import percentage
+from llm_perf_opt.core.warnings import NOISE
 from llm_perf_opt.workflows.tune_candidates import Allowed, Candidates, Start, Wanted
 from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Recorder, folder_name
 
@@ -261,6 +262,8 @@ class _Trial:
         self._tokens: TokenCheck | None = None
         self._purpose = TOGETHER if any(part.finding for part in change.parts) else ""
         """What the runs of the change are recorded for."""
+        self._doubted = False
+        """Whether its first run was not better, but on a noisy machine, so that the second one decides whether to go on."""
 
     def judged(self, step: Step, goal: Goal) -> Step:
         """Run the change as often as needed and return the step with the decision."""
@@ -271,7 +274,7 @@ class _Trial:
             if isinstance(found, Missing):
                 return replace(self.described(step, goal), why=f"it failed: {found.why}")
             self.runs.append(found)
-            why = self._refused(found) or (self._hopeless(found, goal) if number == 1 else "")
+            why = self._refused(found) or (self._hopeless(found, goal) if number == 1 + self._doubted else "")
             if why:
                 return replace(self.described(step, goal), why=why)
         return self._decided(step, goal)
@@ -314,11 +317,21 @@ class _Trial:
             missing = before if isinstance(before, Missing) else after
             return f"{goal.name} is not known: {missing.why if isinstance(missing, Missing) else ''}"
         gain = after / before - 1 if goal.higher_is_better else 1 - after / before
-        if gain >= SMALLEST:
+        if gain >= SMALLEST or self._doubts(found):
             return ""
         self.slow = True
         change = percentage(after / before - 1, 1, signed=True)
-        return f"not better in its first run: {goal.text(before)} → {goal.text(after)}, {change}"
+        return (
+            f"not better in its {'second' if self._doubted else 'first'} run: {goal.text(before)} → {goal.text(after)}, {change}"
+        )
+
+    def _doubts(self, found: Tried) -> bool:
+        """Return whether a finding gets a second chance: something else used the machine during its first run."""
+        findings = [part.finding for part in (self._change.parts or (self._change,)) if part.finding]
+        noisy = any(warning.id in NOISE for run in (self.before[-1], found) for warning in run.analysis.warnings)
+        first = not self._doubted and self._search._rules.runs > 1
+        self._doubted = self._doubted or (first and noisy and bool(findings))
+        return first and self._doubted
 
     def _decided(self, step: Step, goal: Goal) -> Step:
         keys = [text.partition("=")[0] for text in self._change.overrides]
