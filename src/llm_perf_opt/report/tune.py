@@ -94,7 +94,8 @@ def _cards(found: TuneResult) -> Cards:
         last = found.kept[-1].distance if found.kept and decision.goal == found.objective else None
         claimed = GOALS[decision.goal]
         words = f"{claimed.name}; base {claimed.text(decision.before)}"
-        cards.append(Card("Best, in fresh runs", claimed.text(decision.after), words, _distance(last)))
+        fresh = "in fresh runs" if decision != found.kept[-1].decision else "in the runs of its step"
+        cards.append(Card(f"Best, {fresh}", claimed.text(decision.after), words, _distance(last)))
         cards.append(Card("Change", signed_percent(decision.change), interval))
     elif found.kept and found.confirmed is None:
         step = found.kept[-1]
@@ -281,6 +282,7 @@ _METHOD = (
         "Many looks:",
         "several changes are tried, so a change may be kept by chance. The gain that is claimed is therefore measured again in "
         "fresh runs of the base and the best configuration, which no step was decided with, and judged once. If it does not "
-        "hold, the base is reported as the best.",
+        "hold, the base is reported as the best. If only one change was tried and there is no time for fresh runs, nothing was "
+        "chosen: its own comparison is the claim.",
     ),
 )

@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.comparison.differences import config_differences
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, objective_named, parse_constraints
 from llm_perf_opt.analysis.tuning.measures import level_of
+from llm_perf_opt.analysis.tuning.outcomes import distance_of
 from llm_perf_opt.analysis.tuning.records import ConstraintLine, Step, TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import Composed, compose, expand_sweep
@@ -32,7 +33,7 @@ from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState
 from llm_perf_opt.workflows.tune_runs import Clock, Configuration, OutOfBudgetError, Recorder, Runs, StoppedError, configuration
-from llm_perf_opt.workflows.tune_search import Place, Rules, Search, distance_of
+from llm_perf_opt.workflows.tune_search import Place, Rules, Search
 
 RUNS_ON_CPU, RUNS_ON_GPU = 3, 2
 """Runs per side of a decision. On a CPU, three measure how much processes differ; an accelerator needs fewer."""

@@ -135,6 +135,11 @@ class Recorder:
             self._took[wanted.signature] = min(self._took.get(wanted.signature, seconds), seconds)
         return tried
 
+    def require(self, seconds: float, first: Configuration, purpose: str) -> None:
+        """Raise OutOfBudgetError if runs that take so long do not fit, unless the first of them was already made."""
+        if self.left_s < seconds and not self.has(first, purpose):
+            raise OutOfBudgetError
+
     def is_from_before(self, run: Tried, wanted: Configuration, purpose: str, of_change: str = "") -> bool:
         """Return whether a run of an earlier process must be made again for `purpose`, because `wanted` was not run after it.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, calibration_rows, point_of
+from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, calibration_rows
 from llm_perf_opt.analysis.tuning.candidates import (
     Change,
     Prediction,
@@ -20,9 +20,9 @@ from llm_perf_opt.analysis.tuning.combinations import joint_prediction
 from llm_perf_opt.analysis.tuning.deciding import SMALLEST, Decision, decide
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, Goal, in_ns
 from llm_perf_opt.analysis.tuning.measures import broken, level_of, value_in
-from llm_perf_opt.analysis.tuning.records import Ending, NotTried, StageDistance, Step
+from llm_perf_opt.analysis.tuning.outcomes import distance_of, trial_point
+from llm_perf_opt.analysis.tuning.records import Ending, NotTried, Step
 from llm_perf_opt.analysis.tuning.tokens import TokenCheck, Tried, check_tokens
-from llm_perf_opt.analysis.verification import measured
 from llm_perf_opt.config.runtimes import Lever
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import percentage
@@ -33,6 +33,7 @@ from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Re
 _BUDGET_ENDED = "the budget ended before the change could be judged"
 TOGETHER = "together"
 """What runs of independent findings that are tried as one step are recorded for."""
+ONLY_STEP = "without fresh runs, for which there was no time: only one change was tried, so its gain was not chosen from several"
 _NO_ROOM = "it does not fit into the budget; --resume with a larger --budget tries it"
 
 
@@ -162,7 +163,7 @@ class Search:
         self._learn(change, trial)
         if not step.kept:
             self.current = replace(self.current, runs=(*self.current.runs, *trial.again))
-            self._candidates.reject(change, self._kept, slow=trial.slow, gain=_gain(step))
+            self._candidates.reject(change, self._kept, slow=trial.slow, gain=step.gain)
             self._add(step)
             return
         self._candidates.keep(change)
@@ -203,18 +204,13 @@ class Search:
         """Return the time that confirming a configuration takes."""
         return self._rules.runs * self._recorder.expected_s(self.base.configuration, best)
 
+    def trial_reserve_s(self, wanted: Configuration) -> float:
+        """Return the time that a trial must leave. The first leaves none: if it stays the only one, it needs no fresh runs."""
+        return self.reserve_s(wanted) if self.progress.steps else 0.0
+
     def _learn(self, change: Change, trial: "_Trial") -> None:
         """Keep the prediction and the measurement of a finding."""
-        before = trial.before[0].timings
-        if change.finding is None or not trial.runs or isinstance(before, Missing):
-            return
-        first = trial.runs[0]
-        after = first.timings
-        if isinstance(after, Missing):
-            return
-        result = measured(change.finding, before, after, first.path)
-        made = first.analysis.manifest.created
-        point = point_of(result, device=after.model.device_name, model=after.model.name, run=first.path, made=made)
+        point = trial_point(change.finding, trial.before[0], trial.runs[0]) if change.finding and trial.runs else None
         if point is not None:
             self.progress.points.append(point)
 
@@ -229,6 +225,7 @@ class Search:
         purpose = f"confirm {self.current.configuration.signature}"
         sides: list[list[Tried]] = [[], []]
         try:
+            self._recorder.require(self.reserve_s(self.current.configuration), self.base.configuration, purpose)
             for number in range(1, self._rules.runs + 1):
                 for side, place, name in zip(sides, (self.base, self.current), ("base", "best"), strict=True):
                     found = self._recorder.run(place.configuration, f"confirm-{name}-{number}", purpose=purpose)
@@ -238,7 +235,7 @@ class Search:
                         return False, f"a fresh run of the {name}: {check_tokens(self._reference, found).why}", None
                     side.append(found)
         except OutOfBudgetError:
-            return None, "the budget ended before fresh runs could confirm the gain", None
+            return self._only_step() or (None, "the budget ended before fresh runs could confirm the gain", None)
         self.base = replace(self.base, runs=(*self.base.runs, *sides[0]))
         self.current = replace(self.current, runs=(*self.current.runs, *sides[1]))
         keys = [text.partition("=")[0] for step in kept for text in step.change]
@@ -246,6 +243,13 @@ class Search:
         analyses = [[run.analysis for run in side] for side in sides]
         decision = decide(analyses[0], analyses[1], goal, keys, other_model=any(step.lossy for step in kept))
         return decision.better, decision.why, decision
+
+    def _only_step(self) -> tuple[bool, str, Decision] | None:
+        """Return the decision on the only change that was tried: its gain was not chosen from several, so it may be claimed."""
+        steps = self.progress.steps
+        if len(steps) != 1 or not steps[0].kept or steps[0].decision is None:
+            return None
+        return True, f"{steps[0].decision.why}; {ONLY_STEP}", steps[0].decision
 
 
 class _Trial:
@@ -294,7 +298,7 @@ class _Trial:
     def _run(self, wanted: Configuration, run: int | str, purpose: str = "") -> Maybe[Tried]:
         name = folder_name(self._number, self._change.text, run)
         search = self._search
-        return search._recorder.run(wanted, name, reserve_s=search.reserve_s(self._wanted), purpose=purpose)
+        return search._recorder.run(wanted, name, reserve_s=search.trial_reserve_s(self._wanted), purpose=purpose)
 
     def _refused(self, found: Tried) -> str:
         """Return why the change may not be kept whatever it saves: its tokens, or a constraint."""
@@ -357,19 +361,3 @@ class _Trial:
             measured_ns=after,
             distance=distance_of(self.runs[-1], goal) if self.runs else None,
         )
-
-
-def _gain(step: Step) -> float:
-    """Return the share of the time that a change saved; 0 if it is unknown."""
-    return 1 - step.measured_ns / step.before_ns if step.measured_ns and step.before_ns else 0.0
-
-
-def distance_of(run: Tried, goal: Goal) -> StageDistance | None:
-    """Return the distance of the goal's stage from its roofline time; None if it is unknown."""
-    found = run.analysis.efficiency
-    if isinstance(found, Missing) or not goal.stage:
-        return None
-    stage = next((stage for stage in found.stages if stage.stage == goal.stage), None)
-    if stage is None or isinstance(stage.distance, Missing):
-        return None
-    return StageDistance(stage.distance.times, stage.distance.roofline.seconds * 1e9)
