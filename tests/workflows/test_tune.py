@@ -253,6 +253,18 @@ def test_one_change_in_a_short_budget_is_judged_by_its_own_runs(base: Base) -> N
     assert found.spent_s <= 65
 
 
+def test_the_page_begins_with_the_result_in_words(whole: Searched, base: Base) -> None:
+    page = whole[3].report_file.read_text()
+    assert "tpot went from" in page
+    assert "with 3 changes: runtime.engine.fast=1" not in page, "only what was kept, in its order"
+    nothing, _, _, folder = searched(base, TuneOptions(budget_s=25.0))
+    assert (nothing.steps, nothing.ending) == ((), "budget")
+    page = folder.report_file.read_text()
+    assert "No change was tried: no further change fits into the budget (--budget). A comparison needs 2 runs" in page
+    assert "No change was kept." in page
+    assert "Nothing was tried." in page
+
+
 def costly(runs: FakeRuns, seconds: Mapping[str, float]) -> None:
     """Make runs of some changes take longer; one that takes longer than it may is ended, as a pass is."""
     plain = runs.measure

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.tuning.calibration import COVERAGE, FEWEST, calibration_rows
 from llm_perf_opt.analysis.tuning.goals import GOALS
-from llm_perf_opt.analysis.tuning.records import StageDistance, Step, TuneResult
+from llm_perf_opt.analysis.tuning.records import ALREADY, StageDistance, Step, TuneResult
 from llm_perf_opt.analysis.tuning.tokens import agreement_words
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations, percentage
@@ -36,6 +36,7 @@ from llm_perf_opt.report.text import duration, percent, signed_percent, signific
 from llm_perf_opt.report.tune_charts import calibration_chart, staircase_chart
 
 _CHANGE = (Column("change"), Column("finding or lever"))
+_NOTHING_REJECTED = ("Nothing was tried.", "Every change that was tried was kept.")
 _NO_PREDICTION = Missing("no finding predicts it")
 _NO_INTERVAL = Missing("no interval: it was not judged")
 _NO_ROOFLINE = Missing("the roofline time of this run is unknown")
@@ -64,11 +65,9 @@ def tune_document(found: TuneResult, name: str) -> Document:
         f"{duration(found.budget_s * 1e9)} spent. Ended: {found.why}."
     )
     sections = [
-        Section("result", "Result", [_cards(found), *_constraints(found), *_best(found)]),
-        Section("steps", "Steps", [*_staircase(found), _steps(found)]),
-        Section(
-            "rejected", "Rejected", [_rejected(rejected) if rejected else Paragraph("Every change that was tried was kept.")]
-        ),
+        Section("result", "Result", [_cards(found), Paragraph(_summary(found)), *_constraints(found), *_best(found)]),
+        Section("steps", "Steps", [*_staircase(found), _steps(found)] if kept else [Paragraph("No change was kept.")]),
+        Section("rejected", "Rejected", [_rejected(rejected) if rejected else Paragraph(_NOTHING_REJECTED[bool(kept)])]),
         Section("not-tried", "Not tried", _not_tried(found)),
         Section("calibration", "Predictions against measurements", _calibration(found)),
         Section("method", "How it was decided", [_method(found)]),
@@ -76,6 +75,30 @@ def tune_document(found: TuneResult, name: str) -> Document:
     if found.notes:
         sections.append(Section("notes", "Notes on the base", [bullets(found.notes)]))
     return Document(f"Search {name}", subtitle, notice, sections)
+
+
+def _summary(found: TuneResult) -> str:
+    """Return the result in a sentence or two."""
+    kept, decision = found.kept, found.confirmation
+    if not found.steps:
+        needed = f" A comparison needs {found.runs_per_side} runs of each side." if found.ending == "budget" else ""
+        return f"No change was tried: {found.why}.{needed}"
+    if not found.overrides:
+        return "No configuration was found that is better than the base."
+    changes = "; ".join(f"{' '.join(step.change)}{_share(step)}" for step in kept)
+    if decision is None or decision.before is None or decision.after is None or decision.change is None:
+        return f"Kept so far: {changes}."
+    goal = GOALS[decision.goal]
+    lossy, same = any(step.lossy for step in kept), all(step.same_tokens for step in kept)
+    tokens = " The output may differ: a kept change is lossy." if lossy else " The tokens are the same." if same else ""
+    return (
+        f"{goal.name} went from {goal.text(decision.before)} to {goal.text(decision.after)} "
+        f"({signed_percent(decision.change)}) with {len(kept)} change{'s' if len(kept) > 1 else ''}: {changes}.{tokens}"
+    )
+
+
+def _share(step: Step) -> str:
+    return "" if step.decision is None or step.decision.change is None else f" ({signed_percent(step.decision.change)})"
 
 
 def _unconfirmed(found: TuneResult) -> str:
@@ -123,7 +146,7 @@ def _constraints(found: TuneResult) -> list[Block]:
 
 def _best(found: TuneResult) -> list[Block]:
     if not found.overrides:
-        return [Paragraph("No configuration was found that is better than the base."), *_command(found)]
+        return _command(found)
     table = Table("diff", "What differs from the base", [Column("setting"), Column("base"), Column("best")])
     for key, base, best in found.diff:
         table.add(key, base, best)
@@ -225,8 +248,11 @@ def _not_tried(found: TuneResult) -> list[Block]:
         return [Paragraph("Nothing was left out.")]
     table = Table("not-tried-table", "Changes that were left out", [*_CHANGE, Column("why")])
     for one in found.not_tried:
-        table.add(" ".join(one.change), one.source, one.why)
-    return [table]
+        if one.why != ALREADY:
+            table.add(" ".join(one.change), one.source, one.why)
+    same = [" ".join(one.change) for one in found.not_tried if one.why == ALREADY]
+    has = [Paragraph(f"The base already has {', '.join(same)}.")] if same else []
+    return [*([table] if table.rows else []), *has]
 
 
 def _calibration(found: TuneResult) -> list[Block]:

@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.tuning.calibration import CalibrationRow
 from llm_perf_opt.analysis.tuning.candidates import Change, Lossy, already, finding_changes, lever_changes, remedy_levers
 from llm_perf_opt.analysis.tuning.combinations import MOST_PAIRS, independent_changes, pairs
 from llm_perf_opt.analysis.tuning.goals import Goal
-from llm_perf_opt.analysis.tuning.records import NotTried
+from llm_perf_opt.analysis.tuning.records import ALREADY, NotTried
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.runtimes import Lever
 from llm_perf_opt.core.errors import ConfigError
@@ -120,7 +120,7 @@ class Candidates:
         """Return the configuration with the change, or record why it is not tried."""
         why, last = "", current.last
         if not isinstance(last.timings, Missing) and already(change.overrides, last.timings, last.analysis.env):
-            why = "the run already has this setting"
+            why = ALREADY
         elif change.lossy and not self._allowed.lossy:
             why = "it changes the precision of the model; --allow-lossy allows it"
         elif change.other_work and not self._allowed.other_work:

@@ -270,7 +270,11 @@ class _Trial:
         """Whether its first run was not better, but on a noisy machine, so that the second one decides whether to go on."""
 
     def judged(self, step: Step, goal: Goal) -> Step:
-        """Run the change as often as needed and return the step with the decision."""
+        """Run the change as often as needed and return the step with the decision. What cannot be judged is not begun."""
+        search, others = self._search, self._search._rules.runs - 1
+        needed = others * search._recorder.expected_s(search.current.configuration, self._wanted)
+        needed += search._recorder.expected_s(self._wanted) + search.trial_reserve_s(self._wanted)
+        search._recorder.require(needed, self._wanted, self._purpose)
         for number in range(1, self._search._rules.runs + 1):
             if why := self._run_before(number):
                 return replace(self.described(step, goal), why=f"the configuration before it could not be run again: {why}")

@@ -8,6 +8,8 @@ from llm_perf_opt.analysis.tuning.candidates import Prediction
 from llm_perf_opt.analysis.tuning.deciding import Decision
 from llm_perf_opt.core.weight_records import TokenAgreement
 
+ALREADY = "the run already has this setting"
+"""Why a change is not tried that changes nothing."""
 Ending = Literal["nothing left", "budget", "max steps", "interrupted", "running"]
 
 
