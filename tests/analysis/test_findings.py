@@ -151,6 +151,19 @@ def test_launch_bound_prefill() -> None:
     assert found("launch_bound_prefill", evidence(stage_evidence("prefill"))) is None
 
 
+@pytest.mark.parametrize(
+    ("runtime", "overrides"),
+    [
+        ({}, ["runtime.cache=static", "runtime.compile=reduce-overhead", "runtime.compile_prefill=true"]),
+        ({"compile": "max-autotune"}, ["runtime.compile_prefill=true"]),
+        ({"compile": "max-autotune", "compile_prefill": True}, []),
+    ],
+)
+def test_launch_bound_prefill_is_compiled_with_the_mode_of_decode(runtime: dict[str, Any], overrides: list[str]) -> None:
+    prefill = stage_evidence("prefill", busy_ns=10 * MS, idle=WAITING)
+    assert known("launch_bound_prefill", evidence(prefill, config={"runtime": runtime}))[0].overrides == overrides
+
+
 def test_host_between_steps() -> None:
     waiting = stage_evidence(busy_ns=60 * MS, idle={IdleCause.HOST_BETWEEN_STEPS: 40 * MS})
     assert known("host_between_steps", evidence(waiting))[1].high_ns == 4 * MS

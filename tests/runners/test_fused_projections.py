@@ -31,7 +31,8 @@ class Gated(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         found = self.attention(inputs)
-        return torch.sigmoid(self.gate_proj(found)) * self.up_proj(found)
+        gated: torch.Tensor = torch.sigmoid(self.gate_proj(found)) * self.up_proj(found)
+        return gated
 
 
 def made(kind: Callable[..., nn.Module], **fields: object) -> nn.Module:

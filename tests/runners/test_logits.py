@@ -18,6 +18,7 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.logit_records import Logits
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners import logits as recording
+from llm_perf_opt.runners.compilation import Compilation
 from llm_perf_opt.runners.llm_profile_runner import clean_pass
 from llm_perf_opt.runners.logit_tap import LogitTap
 from llm_perf_opt.runners.logits import record_logits
@@ -180,7 +181,7 @@ def test_by_default_nothing_is_recorded_and_the_same_functions_run(monkeypatch: 
     monkeypatch.setattr(torch, "compile", compile_it)
     model = opened().model
     for prefill, names in ((False, ["_with_logits"]), (True, ["_with_logits", "_with_logits"])):
-        runner = PyTorchRunner(model, "small", NEW_TOKENS, "static", "default", prefill)
+        runner = PyTorchRunner(model, "small", NEW_TOKENS, "static", Compilation("default", prefill))
         assert {*compiled} == {"_forward"}
         assert not isinstance(runner._decode, LogitTap)
         with pytest.raises(RuntimeError, match="do not return logits"), runner.tapped():

@@ -242,6 +242,29 @@ def test_the_budget_is_kept_and_leaves_time_to_confirm(base: Base) -> None:
     ]  # fmt: skip
 
 
+def test_one_change_in_a_short_budget_is_judged_by_its_own_runs(base: Base) -> None:
+    """Base and one step take 50 s, a confirmation 40 s more. With one change tried, nothing was chosen."""
+    found, _, runs, folder = searched(base, TuneOptions(budget_s=65.0))
+    assert (found.confirmed, found.ending) == (True, "budget")
+    assert found.confirmation == found.steps[0].decision
+    assert "only one change was tried" in found.confirmed_why
+    assert not [name for name in names(runs.made) if name.startswith("confirm")]
+    assert "Best, in the runs of its step" in folder.report_file.read_text()
+    assert found.spent_s <= 65
+
+
+def test_the_page_begins_with_the_result_in_words(whole: Searched, base: Base) -> None:
+    page = whole[3].report_file.read_text()
+    assert "tpot went from" in page
+    assert "with 3 changes: runtime.engine.fast=1" not in page, "only what was kept, in its order"
+    nothing, _, _, folder = searched(base, TuneOptions(budget_s=25.0))
+    assert (nothing.steps, nothing.ending) == ((), "budget")
+    page = folder.report_file.read_text()
+    assert "No change was tried: no further change fits into the budget (--budget). A comparison needs 2 runs" in page
+    assert "No change was kept." in page
+    assert "Nothing was tried." in page
+
+
 def costly(runs: FakeRuns, seconds: Mapping[str, float]) -> None:
     """Make runs of some changes take longer; one that takes longer than it may is ended, as a pass is."""
     plain = runs.measure
@@ -260,10 +283,10 @@ def costly(runs: FakeRuns, seconds: Mapping[str, float]) -> None:
 
 
 def test_a_change_that_does_not_fit_does_not_end_the_search(base: Base) -> None:
-    """A run of fast=1 takes 70 s: it cannot be judged in the budget, fast=2 can."""
-    folder = begin(base[0], TuneOptions(budget_s=160.0), [])
+    """A run of fast=1 takes 100 s: it cannot be judged in the budget, fast=2 can."""
+    folder = begin(base[0], TuneOptions(budget_s=200.0), [])
     runs = FakeRuns(folder.path, base[1])
-    costly(runs, {"runtime.engine.fast=1": 60.0})
+    costly(runs, {"runtime.engine.fast=1": 90.0})
     found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
     folder.close()
     assert [(step.change[0], step.kept) for step in found.steps[:2]] == [
@@ -271,7 +294,7 @@ def test_a_change_that_does_not_fit_does_not_end_the_search(base: Base) -> None:
     ]  # fmt: skip
     assert "the budget ended before the change could be judged" in found.steps[0].why
     assert (found.ending, found.confirmed) == ("budget", True)
-    assert found.spent_s <= 160
+    assert found.spent_s <= 200
     assert {one.change for one in found.not_tried if "--budget" in one.why} >= {("runtime.engine.memory=1",)}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.tuning.calibration import COVERAGE, FEWEST, calibration_rows
 from llm_perf_opt.analysis.tuning.goals import GOALS
-from llm_perf_opt.analysis.tuning.records import StageDistance, Step, TuneResult
+from llm_perf_opt.analysis.tuning.records import ALREADY, StageDistance, Step, TuneResult
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations, percentage
 from llm_perf_opt.report.document import (
@@ -36,6 +36,7 @@ from llm_perf_opt.report.tune_charts import calibration_chart, staircase_chart
 from llm_perf_opt.report.tune_tokens import logit_blocks, tokens_text
 
 _CHANGE = (Column("change"), Column("finding or lever"))
+_NOTHING_REJECTED = ("Nothing was tried.", "Every change that was tried was kept.")
 _NO_PREDICTION = Missing("no finding predicts it")
 _NO_INTERVAL = Missing("no interval: it was not judged")
 _NO_ROOFLINE = Missing("the roofline time of this run is unknown")
@@ -64,11 +65,9 @@ def tune_document(found: TuneResult, name: str) -> Document:
         f"{duration(found.budget_s * 1e9)} spent. Ended: {found.why}."
     )
     sections = [
-        Section("result", "Result", [_cards(found), *_constraints(found), *_best(found)]),
-        Section("steps", "Steps", [*_staircase(found), _steps(found)]),
-        Section(
-            "rejected", "Rejected", [_rejected(rejected) if rejected else Paragraph("Every change that was tried was kept.")]
-        ),
+        Section("result", "Result", [_cards(found), Paragraph(_summary(found)), *_constraints(found), *_best(found)]),
+        Section("steps", "Steps", [*_staircase(found), _steps(found)] if kept else [Paragraph("No change was kept.")]),
+        Section("rejected", "Rejected", [_rejected(rejected) if rejected else Paragraph(_NOTHING_REJECTED[bool(kept)])]),
         Section("tokens", "Tokens and logits", logit_blocks(found.steps)),
         Section("not-tried", "Not tried", _not_tried(found)),
         Section("calibration", "Predictions against measurements", _calibration(found)),
@@ -77,6 +76,30 @@ def tune_document(found: TuneResult, name: str) -> Document:
     if found.notes:
         sections.append(Section("notes", "Notes on the base", [bullets(found.notes)]))
     return Document(f"Search {name}", subtitle, notice, sections)
+
+
+def _summary(found: TuneResult) -> str:
+    """Return the result in a sentence or two."""
+    kept, decision = found.kept, found.confirmation
+    if not found.steps:
+        needed = f" A comparison needs {found.runs_per_side} runs of each side." if found.ending == "budget" else ""
+        return f"No change was tried: {found.why}.{needed}"
+    if not found.overrides:
+        return "No configuration was found that is better than the base."
+    changes = "; ".join(f"{' '.join(step.change)}{_share(step)}" for step in kept)
+    if decision is None or decision.before is None or decision.after is None or decision.change is None:
+        return f"Kept so far: {changes}."
+    goal = GOALS[decision.goal]
+    lossy, same = any(step.lossy for step in kept), all(step.same_tokens for step in kept)
+    tokens = " The output may differ: a kept change is lossy." if lossy else " The tokens are the same." if same else ""
+    return (
+        f"{goal.name} went from {goal.text(decision.before)} to {goal.text(decision.after)} "
+        f"({signed_percent(decision.change)}) with {len(kept)} change{'s' if len(kept) > 1 else ''}: {changes}.{tokens}"
+    )
+
+
+def _share(step: Step) -> str:
+    return "" if step.decision is None or step.decision.change is None else f" ({signed_percent(step.decision.change)})"
 
 
 def _unconfirmed(found: TuneResult) -> str:
@@ -95,7 +118,8 @@ def _cards(found: TuneResult) -> Cards:
         last = found.kept[-1].distance if found.kept and decision.goal == found.objective else None
         claimed = GOALS[decision.goal]
         words = f"{claimed.name}; base {claimed.text(decision.before)}"
-        cards.append(Card("Best, in fresh runs", claimed.text(decision.after), words, _distance(last)))
+        fresh = "in fresh runs" if decision != found.kept[-1].decision else "in the runs of its step"
+        cards.append(Card(f"Best, {fresh}", claimed.text(decision.after), words, _distance(last)))
         cards.append(Card("Change", signed_percent(decision.change), interval))
     elif found.kept and found.confirmed is None:
         step = found.kept[-1]
@@ -123,7 +147,7 @@ def _constraints(found: TuneResult) -> list[Block]:
 
 def _best(found: TuneResult) -> list[Block]:
     if not found.overrides:
-        return [Paragraph("No configuration was found that is better than the base."), *_command(found)]
+        return _command(found)
     table = Table("diff", "What differs from the base", [Column("setting"), Column("base"), Column("best")])
     for key, base, best in found.diff:
         table.add(key, base, best)
@@ -217,8 +241,11 @@ def _not_tried(found: TuneResult) -> list[Block]:
         return [Paragraph("Nothing was left out.")]
     table = Table("not-tried-table", "Changes that were left out", [*_CHANGE, Column("why")])
     for one in found.not_tried:
-        table.add(" ".join(one.change), one.source, one.why)
-    return [table]
+        if one.why != ALREADY:
+            table.add(" ".join(one.change), one.source, one.why)
+    same = [" ".join(one.change) for one in found.not_tried if one.why == ALREADY]
+    has = [Paragraph(f"The base already has {', '.join(same)}.")] if same else []
+    return [*([table] if table.rows else []), *has]
 
 
 def _calibration(found: TuneResult) -> list[Block]:
@@ -255,7 +282,11 @@ def _method(found: TuneResult) -> Items:
 
 
 _METHOD = (
-    ("Order:", "findings of the current configuration, by predicted saving and confidence; then levers without a prediction."),
+    (
+        "Order:",
+        "findings of the current configuration, by predicted saving and confidence (independent ones together if the budget is "
+        "short); then levers without a prediction, one by one; then pairs of changes that did not help alone.",
+    ),
     (
         "Decision:",
         "`compare` judges a change once, over {runs} of each side that alternate, with its checks for drift and for different "
@@ -270,6 +301,7 @@ _METHOD = (
         "Many looks:",
         "several changes are tried, so a change may be kept by chance. The gain that is claimed is therefore measured again in "
         "fresh runs of the base and the best configuration, which no step was decided with, and judged once. If it does not "
-        "hold, the base is reported as the best.",
+        "hold, the base is reported as the best. If only one change was tried and there is no time for fresh runs, nothing was "
+        "chosen: its own comparison is the claim.",
     ),
 )

@@ -14,7 +14,8 @@ from llm_perf_opt.analysis.comparison.differences import config_differences
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, objective_named, parse_constraints
 from llm_perf_opt.analysis.tuning.measures import level_of
-from llm_perf_opt.analysis.tuning.records import ConstraintLine, Step, TuneResult, distance_of, tune_json
+from llm_perf_opt.analysis.tuning.outcomes import distance_of
+from llm_perf_opt.analysis.tuning.records import ConstraintLine, Step, TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import RULES as TOKEN_RULES
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import Composed, compose, expand_sweep

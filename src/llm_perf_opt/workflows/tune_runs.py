@@ -94,6 +94,16 @@ class Recorder:
         self._usual = current.signature
 
     @property
+    def profiled_s(self) -> float:
+        """What the profiled passes of a run are expected to add."""
+        return self._profiled_s
+
+    @property
+    def left_s(self) -> float:
+        """The time that is left."""
+        return self.budget_s - self.spent_s
+
+    @property
     def spent_s(self) -> float:
         """The time of the search so far, over all processes that worked on it."""
         return self._before_s + self._clock() - self._begun
@@ -125,10 +135,22 @@ class Recorder:
             self._took[wanted.signature] = min(self._took.get(wanted.signature, seconds), seconds)
         return tried
 
-    def is_from_before(self, run: Tried, wanted: Configuration, purpose: str) -> bool:
-        """Return whether a run of an earlier process must be made again for `purpose`, because `wanted` was not run after it."""
+    def require(self, seconds: float, first: Configuration, purpose: str) -> None:
+        """Raise OutOfBudgetError if runs that take so long do not fit, unless the first of them was already made."""
+        if self.left_s < seconds and not self.has(first, purpose):
+            raise OutOfBudgetError
+
+    def is_from_before(self, run: Tried, wanted: Configuration, purpose: str, of_change: str = "") -> bool:
+        """Return whether a run of an earlier process must be made again for `purpose`, because `wanted` was not run after it.
+
+        `of_change`: what the runs of `wanted` are recorded for.
+        """
         again = any(key.endswith(f":0:{purpose}") for key in self._known)
-        return again or (self._resumed and _key(wanted, 0) not in self._known and run.path not in self._made_here)
+        return again or (self._resumed and not self.has(wanted, of_change) and run.path not in self._made_here)
+
+    def has(self, wanted: Configuration, purpose: str = "") -> bool:
+        """Return whether a run of the configuration was recorded for a purpose."""
+        return _key(wanted, 0, purpose) in self._known
 
     def expected_s(self, *configurations: Configuration) -> float:
         """Return how long a run of each configuration is expected to take; for a new one, as long as the current one.
@@ -139,7 +161,7 @@ class Recorder:
         return sum(max(self._took.get(one.signature, usual), _LEAST_S) for one in configurations)
 
     def _make(self, key: str, wanted: Configuration, name: str, profiled: bool, reserve_s: float) -> MadeRun:
-        left = self.budget_s - self.spent_s
+        left = self.left_s
         if left < self.expected_s(wanted) + (self._profiled_s if profiled else 0.0) + reserve_s:
             raise OutOfBudgetError
         begun, limit_s = self._clock(), left - reserve_s

@@ -10,31 +10,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, calibration_rows, point_of
+from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, calibration_rows
 from llm_perf_opt.analysis.tuning.candidates import (
     Change,
-    Lossy,
     Prediction,
-    already,
-    finding_changes,
-    lever_changes,
     prediction,
-    remedy_levers,
 )
+from llm_perf_opt.analysis.tuning.combinations import joint_prediction
 from llm_perf_opt.analysis.tuning.deciding import SMALLEST, Decision, decide
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, Goal, in_ns
 from llm_perf_opt.analysis.tuning.logits import beyond, check_words
 from llm_perf_opt.analysis.tuning.measures import broken, level_of, value_in
-from llm_perf_opt.analysis.tuning.records import Ending, NotTried, Step, distance_of
+from llm_perf_opt.analysis.tuning.outcomes import distance_of, trial_point
+from llm_perf_opt.analysis.tuning.records import Ending, NotTried, Step
 from llm_perf_opt.analysis.tuning.tokens import TokenCheck, Tried, check_tokens
-from llm_perf_opt.analysis.verification import measured
 from llm_perf_opt.config.runtimes import Lever
-from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import percentage
-from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Recorder, configuration, folder_name
+from llm_perf_opt.core.warnings import NOISE
+from llm_perf_opt.workflows.tune_candidates import Allowed, Candidates, Start, Wanted
+from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Recorder, folder_name
 
 _BUDGET_ENDED = "the budget ended before the change could be judged"
+TOGETHER = "together"
+"""What runs of independent findings that are tried as one step are recorded for."""
+ONLY_STEP = "without fresh runs, for which there was no time: only one change was tried, so its gain was not chosen from several"
 _NO_ROOM = "it does not fit into the budget; --resume with a larger --budget tries it"
 
 
@@ -92,19 +92,16 @@ class Search:
         levers: Sequence[Lever] = (),
         calibration: Sequence[CalibrationPoint] = (),
     ) -> None:
-        self._rules, self._values, self._recorder, self._levers = rules, values, recorder, levers
+        self._rules, self._recorder = rules, recorder
         self._rows = {row.finding: row for row in calibration_rows(calibration)}
         self.base = self.current = base
         self._reference = base.runs[0]
         """The run whose tokens a lossless change must reproduce."""
-        self._configurations = {base.configuration.signature}
-        self._composed: dict[tuple[str, ...], Configuration] = {}
-        self._changes: set[frozenset[str]] = set()
-        self._slow: dict[frozenset[str], int] = {}
-        """Changes that were not better, and how many steps were kept then: each may be tried once more on another base."""
         self._over_budget = False
         """Whether a change was left out because it did not fit into the budget."""
-        self.progress = Progress()
+        allowed = Allowed(rules.allow_lossy, rules.tokens == "any", rules.top)
+        self._candidates = Candidates(allowed, values, base.configuration, levers, self._rows)
+        self.progress = Progress(not_tried=self._candidates.not_tried)
         self.on_step: Callable[[Step], None] = lambda _: None
 
     # --- the loop ------------------------------------------------------------------------------------------------------
@@ -131,55 +128,30 @@ class Search:
         unmet = broken(self._rules.constraints, self.current.analyses)
         return GOALS[unmet[0].goal] if unmet else self._rules.goal
 
-    def _next(self) -> tuple[Change, Configuration] | None:
-        """Return the most promising change that leads to a configuration which was not tried."""
-        goal, timings = self.goal, self.current.runs[-1].timings
-        runtime = None if isinstance(timings, Missing) else timings.runtime
-        remedies = runtime.remedies if runtime else ()
-        lossy = Lossy(self._levers, remedies)
-        found = finding_changes(self._findings(), goal, lossy, self._rows)[: self._rules.top]
-        changes = [*found, *lever_changes([*self._levers, *remedy_levers(remedies)], goal, lossy)]
-        kept = sum(step.kept for step in self.progress.steps)
-        again = [change for change in changes if self._slow.get(change.key, kept) < kept]
-        for change in [*(one for one in changes if one.key not in self._changes), *again]:
-            wanted = self._wanted(change)
-            if wanted is not None and wanted.signature not in self._configurations:
-                return change, wanted
-        return None
+    def _next(self) -> Wanted | None:
+        """Return what to try next."""
+        start = Start(self.current.configuration, self.current.runs[-1], self.current.profiled)
+        return self._candidates.next(start, self.goal, self._kept, self._combines)
 
-    def _findings(self) -> Sequence[Any]:
-        profiled = self.current.profiled
-        trace = Missing("not profiled") if profiled is None else profiled.analysis.trace
-        return () if isinstance(trace, Missing) or not trace.complete else trace.findings
+    @property
+    def _kept(self) -> int:
+        return sum(step.kept for step in self.progress.steps)
 
-    def _wanted(self, change: Change) -> Configuration | None:
-        """Return the configuration with the change, or record why it is not tried."""
-        why, timings = "", self.current.runs[-1].timings
-        if not isinstance(timings, Missing) and already(change.overrides, timings, self.current.runs[-1].analysis.env):
-            why = "the run already has this setting"
-        elif change.lossy and not self._rules.allow_lossy:
-            why = "it changes the precision of the model; --allow-lossy allows it"
-        elif change.other_work and self._rules.tokens != "any":
-            why = "it changes the requests, so the tokens cannot be compared; --tokens any allows it"
-        overrides = (*self.current.configuration.overrides, *change.overrides)
-        try:
-            wanted = self._composed.get(overrides) or configuration(self._values, overrides)
-            self._composed[overrides] = wanted
-        except ConfigError as error:
-            why = why or f"refused: {error.fact}"
-        if why:
-            left_out = NotTried(change.overrides, change.source, why)
-            if left_out not in self.progress.not_tried:
-                self.progress.not_tried.append(left_out)
-            return None
-        return wanted
+    def _combines(self, together: Wanted, single: Sequence[Wanted]) -> bool:
+        """Return whether to try independent findings together: if the budget does not suffice for one after the other.
+
+        A resumed search does what it did before: the runs of a combination are recorded as such.
+        """
+        if self._recorder.has(together[1], TOGETHER) or self._recorder.has(single[0][1]):
+            return self._recorder.has(together[1], TOGETHER)
+        each = self._rules.runs * self._recorder.expected_s(self.current.configuration, single[0][1]) + self._recorder.profiled_s
+        return self._recorder.left_s < len(single) * each + self.reserve_s(together[1])
 
     # --- one step --------------------------------------------------------------------------------------------------------
 
     def _try(self, change: Change, wanted: Configuration) -> None:
         goal, number = self.goal, len(self.progress.steps) + 1
-        self._changes.add(change.key)
-        self._configurations.add(wanted.signature)
+        self._candidates.begin(change, wanted)
         step = Step(change.overrides, change.source, False, "", goal.name, self._prediction(change, goal), lossy=change.lossy)
         trial = _Trial(self, change, wanted, number)
         try:
@@ -187,16 +159,16 @@ class Search:
         except OutOfBudgetError:  # a cheaper change may still fit
             self._over_budget = True
             if not trial.runs:
-                self.progress.not_tried.append(NotTried(change.overrides, change.source, _NO_ROOM))
+                self._candidates.leave_out(change, _NO_ROOM)
                 return
             step = replace(trial.described(step, goal), why=_BUDGET_ENDED)
         self._learn(change, trial)
         if not step.kept:
             self.current = replace(self.current, runs=(*self.current.runs, *trial.again))
-            if trial.slow:
-                self._slow[change.key] = sum(one.kept for one in self.progress.steps) if change.key not in self._slow else 10**9
+            self._candidates.reject(change, self._kept, slow=trial.slow, gain=step.gain)
             self._add(step)
             return
+        self._candidates.keep(change)
         self._recorder.changes_from(wanted)
         self.current = self._analyzed(wanted, trial.runs, number, change)
         if change.lossy:
@@ -210,10 +182,13 @@ class Search:
 
     def _prediction(self, change: Change, goal: Goal) -> Prediction | None:
         level, timings = level_of(self.current.analyses, goal), self.current.runs[-1].timings
-        if change.finding is None or isinstance(level, Missing) or isinstance(timings, Missing):
+        ns = None if isinstance(level, Missing) else in_ns(goal, level)
+        if ns is None or isinstance(timings, Missing):
             return None
-        ns = in_ns(goal, level)
-        return None if ns is None else prediction(change.finding, goal, ns, timings, self._rows)
+        findings = [part.finding for part in (change.parts or (change,))]
+        return joint_prediction(
+            [None if finding is None else prediction(finding, goal, ns, timings, self._rows) for finding in findings], ns
+        )
 
     def _analyzed(self, wanted: Configuration, runs: Sequence[Tried], number: int, change: Change) -> Place:
         """Return the new place, with the findings of a profiled run if the base has any."""
@@ -231,18 +206,13 @@ class Search:
         """Return the time that confirming a configuration takes."""
         return self._rules.runs * self._recorder.expected_s(self.base.configuration, best)
 
+    def trial_reserve_s(self, wanted: Configuration) -> float:
+        """Return the time that a trial must leave. The first leaves none: if it stays the only one, it needs no fresh runs."""
+        return self.reserve_s(wanted) if self.progress.steps else 0.0
+
     def _learn(self, change: Change, trial: "_Trial") -> None:
         """Keep the prediction and the measurement of a finding."""
-        before = trial.before[0].timings
-        if change.finding is None or not trial.runs or isinstance(before, Missing):
-            return
-        first = trial.runs[0]
-        after = first.timings
-        if isinstance(after, Missing):
-            return
-        result = measured(change.finding, before, after, first.path)
-        made = first.analysis.manifest.created
-        point = point_of(result, device=after.model.device_name, model=after.model.name, run=first.path, made=made)
+        point = trial_point(change.finding, trial.before[0], trial.runs[0]) if change.finding and trial.runs else None
         if point is not None:
             self.progress.points.append(point)
 
@@ -264,6 +234,7 @@ class Search:
         purpose = f"confirm {self.current.configuration.signature}"
         sides: list[list[Tried]] = [[], []]
         try:
+            self._recorder.require(self.reserve_s(self.current.configuration), self.base.configuration, purpose)
             for number in range(1, self._rules.runs + 1):
                 for side, place, name in zip(sides, (self.base, self.current), ("base", "best"), strict=True):
                     found = self._recorder.run(place.configuration, f"confirm-{name}-{number}", purpose=purpose)
@@ -274,7 +245,7 @@ class Search:
                         return False, f"a fresh run of the {name}: {why}", None
                     side.append(found)
         except OutOfBudgetError:
-            return None, "the budget ended before fresh runs could confirm the gain", None
+            return self._only_step() or (None, "the budget ended before fresh runs could confirm the gain", None)
         self.base = replace(self.base, runs=(*self.base.runs, *sides[0]))
         self.current = replace(self.current, runs=(*self.current.runs, *sides[1]))
         keys = [text.partition("=")[0] for step in kept for text in step.change]
@@ -282,6 +253,13 @@ class Search:
         analyses = [[run.analysis for run in side] for side in sides]
         decision = decide(analyses[0], analyses[1], goal, keys, other_model=lossy)
         return decision.better, decision.why, decision
+
+    def _only_step(self) -> tuple[bool, str, Decision] | None:
+        """Return the decision on the only change that was tried: its gain was not chosen from several, so it may be claimed."""
+        steps = self.progress.steps
+        if len(steps) != 1 or not steps[0].kept or steps[0].decision is None:
+            return None
+        return True, f"{steps[0].decision.why}; {ONLY_STEP}", steps[0].decision
 
 
 class _Trial:
@@ -296,17 +274,25 @@ class _Trial:
         self.slow = False
         """Whether it was rejected because it was not better."""
         self._tokens: TokenCheck | None = None
+        self._purpose = TOGETHER if any(part.finding for part in change.parts) else ""
+        """What the runs of the change are recorded for."""
+        self._doubted = False
+        """Whether its first run was not better, but on a noisy machine, so that the second one decides whether to go on."""
 
     def judged(self, step: Step, goal: Goal) -> Step:
-        """Run the change as often as needed and return the step with the decision."""
+        """Run the change as often as needed and return the step with the decision. What cannot be judged is not begun."""
+        search, others = self._search, self._search._rules.runs - 1
+        needed = others * search._recorder.expected_s(search.current.configuration, self._wanted)
+        needed += search._recorder.expected_s(self._wanted) + search.trial_reserve_s(self._wanted)
+        search._recorder.require(needed, self._wanted, self._purpose)
         for number in range(1, self._search._rules.runs + 1):
             if why := self._run_before(number):
                 return replace(self.described(step, goal), why=f"the configuration before it could not be run again: {why}")
-            found = self._run(self._wanted, number)
+            found = self._run(self._wanted, number, self._purpose)
             if isinstance(found, Missing):
                 return replace(self.described(step, goal), why=f"it failed: {found.why}")
             self.runs.append(found)
-            why = self._refused(found) or (self._hopeless(found, goal) if number == 1 else "")
+            why = self._refused(found) or (self._hopeless(found, goal) if number == 1 + self._doubted else "")
             if why:
                 return replace(self.described(step, goal), why=why)
         return self._decided(step, goal)
@@ -314,7 +300,7 @@ class _Trial:
     def _run_before(self, number: int) -> str:
         """Run the configuration before it again; the first time only if its last run is of an earlier process. Return why not."""
         search, purpose = self._search, f"{'first' if number == 1 else 'before'} {self._wanted.signature}"
-        if number == 1 and not search._recorder.is_from_before(self.before[-1], self._wanted, purpose):
+        if number == 1 and not search._recorder.is_from_before(self.before[-1], self._wanted, purpose, self._purpose):
             return ""
         found = self._run(search.current.configuration, f"before-{number}", purpose)
         if isinstance(found, Missing):
@@ -326,7 +312,7 @@ class _Trial:
     def _run(self, wanted: Configuration, run: int | str, purpose: str = "") -> Maybe[Tried]:
         name = folder_name(self._number, self._change.text, run)
         search = self._search
-        return search._recorder.run(wanted, name, reserve_s=search.reserve_s(self._wanted), purpose=purpose)
+        return search._recorder.run(wanted, name, reserve_s=search.trial_reserve_s(self._wanted), purpose=purpose)
 
     def _refused(self, found: Tried) -> str:
         """Return why the change may not be kept whatever it saves: its tokens, or a constraint."""
@@ -348,11 +334,21 @@ class _Trial:
             missing = before if isinstance(before, Missing) else after
             return f"{goal.name} is not known: {missing.why if isinstance(missing, Missing) else ''}"
         gain = after / before - 1 if goal.higher_is_better else 1 - after / before
-        if gain >= SMALLEST:
+        if gain >= SMALLEST or self._doubts(found):
             return ""
         self.slow = True
         change = percentage(after / before - 1, 1, signed=True)
-        return f"not better in its first run: {goal.text(before)} → {goal.text(after)}, {change}"
+        return (
+            f"not better in its {'second' if self._doubted else 'first'} run: {goal.text(before)} → {goal.text(after)}, {change}"
+        )
+
+    def _doubts(self, found: Tried) -> bool:
+        """Return whether a finding gets a second chance: something else used the machine during its first run."""
+        findings = [part.finding for part in (self._change.parts or (self._change,)) if part.finding]
+        noisy = any(warning.id in NOISE for run in (self.before[-1], found) for warning in run.analysis.warnings)
+        first = not self._doubted and self._search._rules.runs > 1
+        self._doubted = self._doubted or (first and noisy and bool(findings))
+        return first and self._doubted
 
     def _decided(self, step: Step, goal: Goal) -> Step:
         keys = [text.partition("=")[0] for text in self._change.overrides]

@@ -7,6 +7,9 @@ from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence
 from llm_perf_opt.analysis.findings import device
 from llm_perf_opt.analysis.findings.finding import (
+    ATTENTION,
+    CACHE,
+    PRODUCTS,
     Bounds,
     Claim,
     Grounds,
@@ -146,7 +149,7 @@ def _other_products(evidence: Evidence, stage: HostStageEvidence, timings: Clean
         claim,
         Grounds(rows, "medium", "the products were measured alone; other operators are assumed not to change"),
         saving_of(stage, 0.5 * saved, saved, min(1.25 * saved, products), kept=1 - saved / stage.budget.wall_ns),
-        ToTry((override,), f"Use {what}." if int8 else f"Load the model in {dtype}.", f"Use {what}"),
+        ToTry((override,), f"Use {what}." if int8 else f"Load the model in {dtype}.", f"Use {what}", PRODUCTS),
     )
 
 
@@ -248,7 +251,7 @@ def growing_cache(evidence: Evidence) -> Finding | None:
             "position embeddings concatenate, too, and the trace does not show which is which; the expected saving is half",
         ),
         saving_of(stage, 0, saved, copied, kept=1 - saved / stage.budget.wall_ns),
-        ToTry(("runtime.cache=static",), "Preallocate the KV cache.", "Use a static KV cache"),
+        ToTry(("runtime.cache=static",), "Preallocate the KV cache.", "Use a static KV cache", CACHE),
     )
 
 
@@ -277,7 +280,7 @@ def unfused_attention(evidence: Evidence) -> Finding | None:
                 "a fused operator does not write the scores to memory; the expected saving is half of their time",
             ),
             saving_of(stage, 0, spent / 2, spent, kept=1 - spent / 2 / stage.budget.wall_ns),
-            ToTry(("runtime.attn_implementation=sdpa",), "Use scaled_dot_product_attention.", "Use fused attention"),
+            ToTry(("runtime.attn_implementation=sdpa",), "Use scaled_dot_product_attention.", "Use fused attention", ATTENTION),
         )
         found.append(attention)
     return largest_saving(found)

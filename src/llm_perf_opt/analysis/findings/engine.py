@@ -7,6 +7,7 @@ from llm_perf_opt.analysis.cost_model.cost import step_cost
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.findings.finding import (
+    HOST,
     Claim,
     Grounds,
     finding,
@@ -66,7 +67,7 @@ def unoverlapped_scheduling(evidence: Evidence) -> Finding | None:
             "work that needs the previous tokens stays; at worst, half of the time is saved" + profiled_gaps(stage),
         ),
         gap_saving_of(stage, hidden / 2 if stage.unprofiled else 0, hidden, host + sync),
-        to_try(remedy, "Schedule the next step while one runs"),
+        to_try(remedy, "Schedule the next step while one runs", HOST),
     )
 
 

@@ -1,13 +1,13 @@
 """Rules on the bytes and kernels of an engine: formats of cache and weights, attention, shared prompts, speculation."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from llm_perf_opt.analysis.cost_model.architecture import Architecture, Mla
-from llm_perf_opt.analysis.cost_model.cost import Formats, combined, step_cost
-from llm_perf_opt.analysis.cost_model.work import Step, decode_steps
+from llm_perf_opt.analysis.cost_model.cost import Formats
+from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence, repeats_of, unit_roofline
+from llm_perf_opt.analysis.findings.decode_cost import Decode, decode_of, rooflines
 from llm_perf_opt.analysis.findings.finding import (
+    ATTENTION,
     Claim,
     Grounds,
     finding,
@@ -28,14 +28,11 @@ from llm_perf_opt.analysis.findings.remedies import (
     to_try,
 )
 from llm_perf_opt.analysis.kernels.classes import KernelClass
-from llm_perf_opt.analysis.limits.efficiency import request_cost
-from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time
-from llm_perf_opt.analysis.limits.roofline import RooflineTime
 from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
-from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
-from llm_perf_opt.core.records import Maybe, Missing, Workload
+from llm_perf_opt.analysis.trace.stage_instances import PREFILL
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.remedy_records import EngineRemedy, Remedy
 from llm_perf_opt.core.units import duration, percentage
 
@@ -53,7 +50,7 @@ _PRODUCTS = (KernelClass.GEMM, KernelClass.GEMV)
 
 def wide_cache(evidence: Evidence) -> Finding | None:
     """Decode attention reads a KV cache in a wide format; a narrower one is fewer bytes."""
-    remedy, found = remedy_of(evidence, Remedy.CACHE_FORMAT), _decode(evidence)
+    remedy, found = remedy_of(evidence, Remedy.CACHE_FORMAT), decode_of(evidence)
     if remedy is None or found is None:
         return None
     return _format_finding(
@@ -68,7 +65,7 @@ def wide_cache(evidence: Evidence) -> Finding | None:
 
 def wide_weights(evidence: Evidence) -> Finding | None:
     """Decode reads its weights in a wide format; quantized ones are fewer bytes."""
-    remedy, found = remedy_of(evidence, Remedy.WEIGHT_FORMAT), _decode(evidence)
+    remedy, found = remedy_of(evidence, Remedy.WEIGHT_FORMAT), decode_of(evidence)
     if remedy is None or found is None:
         return None
     return _format_finding(
@@ -111,7 +108,12 @@ def _attention_above_roofline(evidence: Evidence, stage: StageEvidence, remedy: 
     grounds = Grounds(rows, "low", f"{because}; {on_wall.because}" if on_wall.because else because)
     saving = saving_of(stage, *on_wall.bounds)
     return finding(
-        "slow_attention", place_of(evidence, stage), claim, grounds, saving, to_try(remedy, "Try another attention backend")
+        "slow_attention",
+        place_of(evidence, stage),
+        claim,
+        grounds,
+        saving,
+        to_try(remedy, "Try another attention backend", ATTENTION),
     )
 
 
@@ -153,7 +155,7 @@ def unshared_prefix(evidence: Evidence) -> Finding | None:
 
 def one_token_per_step(evidence: Evidence) -> Finding | None:
     """Decode reads the weights for one token per sequence; speculation verifies several in almost the same time."""
-    remedy, found = remedy_of(evidence, Remedy.SPECULATION), _decode(evidence)
+    remedy, found = remedy_of(evidence, Remedy.SPECULATION), decode_of(evidence)
     if remedy is None or found is None:
         return None
     stage, work, most = found.stage, found.work, round(remedy.after)
@@ -212,42 +214,8 @@ _NARROW = {8: "fp8", 4: "fp4"}
 """Bits → the format that the cost model counts."""
 
 
-@dataclass(frozen=True)
-class _Decode:
-    """Decode on a GPU, and what the cost model knows about it."""
-
-    evidence: Evidence
-    stage: StageEvidence
-    work: Workload
-    architecture: Architecture
-    formats: Formats
-    peak_sets: tuple[Peaks, ...]
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The traced steps."""
-        return decode_steps(self.work.batch_size, self.work.padded_tokens, self.stage.units)
-
-    def roofline(self, steps: Sequence[Step], formats: Formats) -> RooflineTime | None:
-        """Return the roofline time of steps in these formats; None if it is unknown."""
-        found = best_roofline_time(combined([step_cost(self.architecture, step, formats) for step in steps]), self.peak_sets)
-        return None if isinstance(found, Missing) else found[1]
-
-
-def _decode(evidence: Evidence) -> _Decode | None:
-    """Return decode on a GPU; None if its cost or the peaks are unknown."""
-    stage, timings, efficiency = evidence.stage(DECODE), evidence.facts.timings, evidence.facts.efficiency
-    if stage is None or not stage.by_token or isinstance(timings, Missing) or isinstance(efficiency, Missing):
-        return None
-    request = request_cost(timings)
-    if isinstance(request, Missing):
-        return None
-    formats = replace(request.formats, mla=Mla.ABSORB)
-    return _Decode(evidence, stage, timings.workload, request.architecture, formats, efficiency.peak_sets)
-
-
 def _format_finding(
-    decode: _Decode, id: str, remedy: EngineRemedy, formats: Formats, kinds: tuple[KernelClass, ...], words: tuple[str, str]
+    decode: Decode, id: str, remedy: EngineRemedy, formats: Formats, kinds: tuple[KernelClass, ...], words: tuple[str, str]
 ) -> Finding | None:
     """Return the finding that fewer bytes take less time: by the cost model at the peaks, and at most by the kernels' time."""
     stage = decode.stage
@@ -269,12 +237,7 @@ def _format_finding(
         "the saving is that of the bytes at the device's bandwidth; conversions take time, and other kernels run, which may be "
         "no faster"
     )
-    rows = (remedy.now, _rooflines(stage, now, then, f"{remedy.before:.0f} and {remedy.after:.0f} bits"))
+    rows = (remedy.now, rooflines(stage, now, then, f"{remedy.before:.0f} and {remedy.after:.0f} bits"))
     grounds = Grounds(rows, "medium", f"{because}; {on_wall.because}" if on_wall.because else because)
     place, saving = place_of(decode.evidence, stage), saving_of(stage, *on_wall.bounds)
     return finding(id, place, claim, grounds, saving, to_try(remedy, title))
-
-
-def _rooflines(stage: StageEvidence, now: RooflineTime, then: RooflineTime, what: str) -> str:
-    times = " and ".join(unit_time(stage, time.seconds * 1e9) for time in (now, then))
-    return f"roofline time per {stage.unit} with {what}: {times}"

@@ -14,6 +14,8 @@ from llm_perf_opt.core.units import duration, percentage
 
 NO_FASTER = "a single request is no faster"
 Confidence = Literal["high", "medium", "low"]
+ATTENTION, PRODUCTS, CACHE, HOST = ("attention",), ("products",), ("cache",), ("host",)
+"""What a change of a stage concerns."""
 Bounds = tuple[float, float, float]
 """Least, expected and most, in ns, summed over all units of the stage."""
 
@@ -106,6 +108,8 @@ class ToTry:
     """The change in words, for other programs and for what has no setting."""
     title: str = ""
     """The change in a few words, as an imperative: the heading of the finding."""
+    concerns: tuple[str, ...] = ()
+    """What of its stage it changes; empty: any of it. Findings on different ones can be tried together."""
 
     def __str__(self) -> str:
         return " ".join(self.overrides) if self.overrides else self.change
@@ -159,6 +163,7 @@ def finding(id: str, place: Place, claim: Claim, grounds: Grounds, effect: Maybe
         kept=after.kept if after else 1.0,
         throughput=throughput.line if throughput else None,
         title=to_try.title,
+        concerns=list(to_try.concerns),
     )
 
 

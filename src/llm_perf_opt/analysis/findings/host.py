@@ -153,12 +153,20 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
             "half of them",
         ),
         gap_saving_of(stage, 0, gaps / 2, gaps),
-        ToTry(
-            change="Compile prefill for a few padded lengths (torch.compile, one CUDA graph per length), or put more prompts "
-            "into one prefill (runtime.batch_size). No setting of this tool compiles prefill.",
-            title="Compile prefill, or batch prompts",
-        ),
+        _compile_prefill(evidence),
     )
+
+
+def _compile_prefill(evidence: Evidence) -> ToTry:
+    setting = evidence.facts.setting
+    words = (
+        "Compile prefill for a few padded lengths (torch.compile, one CUDA graph per length), or put more prompts into one "
+        "prefill (runtime.batch_size)."
+    )
+    if setting("runtime.compile_prefill"):
+        return ToTry(change=f"Prefill is compiled already. {words}", title="Put more prompts into one prefill")
+    missing = () if evidence.facts.compiled else _GRAPHS
+    return ToTry((*missing, "runtime.compile_prefill=true"), words, "Compile prefill, or batch prompts")
 
 
 def host_between_steps(evidence: Evidence) -> Finding | None:

@@ -8,7 +8,10 @@ from llm_perf_opt.analysis.cost_model.cost import step_cost
 from llm_perf_opt.analysis.cost_model.work import Logits, Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.findings.finding import (
+    ATTENTION,
+    CACHE,
     HOST_BOUND,
+    PRODUCTS,
     Bounds,
     Claim,
     Grounds,
@@ -66,6 +69,7 @@ def cache_concatenation(evidence: Evidence) -> Finding | None:
             ("runtime.cache=static",),
             "Keep keys and values in preallocated tensors (StaticCache, or a paged cache).",
             "Use a static KV cache",
+            CACHE,
         ),
     )
 
@@ -149,6 +153,7 @@ def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
                 ("model.dtype=bf16",) if wide else (),
                 'Use bf16 or fp16 weights, or allow TF32 (torch.set_float32_matmul_precision("high")).',
                 "Run matrix products on tensor cores",
+                PRODUCTS,
             ),
         )
         found.append(product)
@@ -182,6 +187,7 @@ def math_attention(evidence: Evidence) -> Finding | None:
                 () if evidence.facts.attention == "sdpa" else ("runtime.attn_implementation=sdpa",),
                 "Use scaled_dot_product_attention with a mask that a fused backend supports.",
                 "Use fused attention",
+                ATTENTION,
             ),
         )
         found.append(attention)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.findings import cpu, device, engine, engine_memory, host, kernels, trust
+from llm_perf_opt.analysis.findings import compiled, cpu, device, engine, engine_memory, host, kernels, trust
 from llm_perf_opt.analysis.findings.finding import Kind, without_overrides
 from llm_perf_opt.analysis.findings.remedies import of_engine
 from llm_perf_opt.analysis.trace.document import Finding
@@ -33,6 +33,11 @@ RULES: list[Rule] = [
     device.low_occupancy,
     device.wave_tail,
     device.small_batch,
+    compiled.slow_products,
+    compiled.slow_decode_attention,
+    compiled.many_small_kernels,
+    compiled.eight_bit_weights,
+    compiled.four_bit_weights,
     cpu.framework_bound_decode,
     cpu.slow_dtype,
     cpu.int8_weights,
@@ -73,7 +78,7 @@ _OWN_SETTINGS = tuple(
 )
 """Settings that only this runtime has."""
 _EVERYWHERE = (kernels.products_without_tensor_cores, device.small_batch, cpu.small_batch_on_cpu)
-_ABOUT_PYTORCH = {module.__name__ for module in (cpu, device, host, kernels)}
+_ABOUT_PYTORCH = {module.__name__ for module in (compiled, cpu, device, host, kernels)}
 _FOR_PYTORCH = frozenset(rule for rule in RULES if rule.__module__ in _ABOUT_PYTORCH and rule not in _EVERYWHERE)
 """Rules whose advice is about PyTorch code and settings, which the user of an engine cannot change."""
 

@@ -53,10 +53,10 @@ def remedy_of(evidence: Evidence, kind: Remedy) -> EngineRemedy | None:
     return next((remedy for remedy in runtime.remedies if remedy.kind == kind.value), None) if runtime else None
 
 
-def to_try(remedy: EngineRemedy, title: str) -> ToTry:
+def to_try(remedy: EngineRemedy, title: str, concerns: tuple[str, ...] = ()) -> ToTry:
     """Return what to try, with its condition and its effect on the output."""
     altered = "The output changes: a trial measures the time, not the quality of the answers." if remedy.alters_output else ""
-    return ToTry(remedy.overrides, " ".join(text for text in (remedy.change, remedy.condition, altered) if text), title)
+    return ToTry(remedy.overrides, " ".join(text for text in (remedy.change, remedy.condition, altered) if text), title, concerns)
 
 
 def implied_settings(evidence: Evidence, remedy: EngineRemedy) -> Maybe[tuple[str, ...]]:

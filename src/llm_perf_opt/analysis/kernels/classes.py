@@ -48,6 +48,8 @@ RULES: tuple[tuple[KernelClass, str], ...] = (
     # DeepEP's dispatch and combine between ranks
     (KernelClass.COLLECTIVE, r"deep_ep::|(intra|inter)node(_ll)?::"),
     # --- Inductor: before the rules with the same words, because names list everything fused ---------------------------
+    # a product of one row that the compiler generated
+    (KernelClass.GEMV, r"triton_(red|per|spl)_fused\w{0,1000}(?<!grouped)_(add)?mm(_|$)"),
     # compiled selection of the next token
     (KernelClass.SAMPLING, r"triton_(red|per|spl)_fused\w{0,1000}argmax"),
     # compiled reduction with 1/√: RMS or layer norm

@@ -331,6 +331,9 @@ class Finding(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     batch's step."""
     title: str = ""
     """The change in a few words, as an imperative; for a finding about trust, what is wrong. Empty: show the headline."""
+    concerns: list[str] = msgspec.field(default_factory=list)
+    """What of its stage the saving is taken from: attention, products, cache, host. Findings on different ones are independent.
+    Empty: any of it."""
 
     @property
     def weight_ns(self) -> int:

@@ -34,6 +34,8 @@ class Change:
     other_work: bool = False
     """Whether it changes the requests, such as the batch, so that tokens cannot be compared."""
     finding: Finding | None = None
+    parts: tuple["Change", ...] = ()
+    """The changes that it consists of; empty for a single one."""
 
     @property
     def key(self) -> frozenset[str]:

@@ -6,12 +6,12 @@ from typing import Any, Literal
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
 from llm_perf_opt.analysis.tuning.candidates import Prediction
 from llm_perf_opt.analysis.tuning.deciding import Decision
-from llm_perf_opt.analysis.tuning.goals import Goal
 from llm_perf_opt.analysis.tuning.logits import LogitCheck
-from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.weight_records import TokenAgreement
 
+ALREADY = "the run already has this setting"
+"""Why a change is not tried that changes nothing."""
 Ending = Literal["nothing left", "budget", "max steps", "interrupted", "running"]
 
 
@@ -22,17 +22,6 @@ class StageDistance:
     times: float
     roofline_ns: float
     """Of the whole stage; for decode, of all steps."""
-
-
-def distance_of(run: Tried, goal: Goal) -> StageDistance | None:
-    """Return the distance of the goal's stage from its roofline time; None if it is unknown."""
-    found = run.analysis.efficiency
-    if isinstance(found, Missing) or not goal.stage:
-        return None
-    stage = next((stage for stage in found.stages if stage.stage == goal.stage), None)
-    if stage is None or isinstance(stage.distance, Missing):
-        return None
-    return StageDistance(stage.distance.times, stage.distance.roofline.seconds * 1e9)
 
 
 @dataclass(frozen=True)
@@ -66,6 +55,11 @@ class Step:
     """From the roofline time of the stage; None if it is unknown."""
     measured_ns: int | None = None
     before_ns: int | None = None
+
+    @property
+    def gain(self) -> float:
+        """The share of the time that it saved; 0 if it is unknown."""
+        return 1 - self.measured_ns / self.before_ns if self.measured_ns and self.before_ns else 0.0
 
 
 @dataclass(frozen=True)
