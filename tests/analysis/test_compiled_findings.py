@@ -154,6 +154,25 @@ def test_products_with_a_bias_stay() -> None:
     assert "bias" in products.claim
 
 
+def test_products_of_the_same_input_are_expected_to_be_one() -> None:
+    """Library products of 26.8 µs on average; a key matrix is a tenth of the projections, 17.5 µs per layer."""
+    projections = found(by_hand())["separate_projections"]
+    assert projections.overrides == ["runtime.fuse_projections=true"]
+    fixed = 6000 / 224 - 559.2 / 32 / 10 / (218.9 / 243)
+    assert projections.saving_ns == pytest.approx(64 * fixed * US, rel=0.01)
+    assert projections.saving_high_ns == pytest.approx(96 * fixed * US, rel=0.01)
+    assert "separate_projections" not in found(by_hand(fuse_projections=True))
+
+
+def test_products_that_are_one_already_stay() -> None:
+    """Two kernels per layer: query, key and value at once, and the output."""
+    given = by_hand()
+    assert not isinstance(given.facts.torch, Missing)
+    parts = (PartTime("decode", "attention_projections", 64, 1500 * US), PartTime("decode", "lm_head", 1, 243 * US))
+    fused = replace(given, facts=replace(given.facts, torch=replace(given.facts.torch, parts=parts)))
+    assert "separate_projections" not in found(fused)
+
+
 def test_without_components_a_rate_is_assumed() -> None:
     given = by_hand()
     without = replace(given, facts=replace(given.facts, torch=NO_PARTS))

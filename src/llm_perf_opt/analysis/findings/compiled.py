@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llm_perf_opt.analysis.cost_model.architecture import GroupedAttention
+from llm_perf_opt.analysis.cost_model.architecture import GroupedAttention, Mlp
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.findings.compiled_reach import EXPERTS, LINEAR, PRODUCT_KERNELS, compiled_decode, reach_of, seconds_of
 from llm_perf_opt.analysis.findings.decode_cost import Decode, rooflines
@@ -107,9 +107,8 @@ def _search_kernels(evidence: Evidence) -> ToTry:
     title = "Search for faster product kernels"
     if evidence.facts.setting("runtime.compile") == "max-autotune":
         return ToTry(
-            change="The compiler has already searched for kernels. Merge products that read the same input (query, key and "
-            "value; gate and up), use an engine that does, or serve larger batches.",
-            title="Merge the products",
+            change="The compiler has already searched for kernels. Use an engine with kernels of its own, or serve larger batches.",
+            title=title,
         )
     return ToTry(
         ("runtime.compile=max-autotune",),
@@ -128,6 +127,48 @@ def _library_share(decode: Decode) -> dict[str, float]:
 
 def _stay_words(kept: dict[str, float]) -> str:
     return "Products with a bias (query, key and value) stay as they are." if kept else ""
+
+
+def separate_projections(evidence: Evidence) -> Finding | None:
+    """A compiled decode multiplies the same input by the query, key and value matrices one after the other."""
+    decode = compiled_decode(evidence)
+    reach = reach_of(decode) if decode else None
+    if decode is None or reach is None or evidence.facts.setting("runtime.fuse_projections"):
+        return None
+    stage, layers = decode.stage, decode.architecture.layers
+    grouped = [layer.attention for layer in layers if isinstance(layer.attention, GroupedAttention)]
+    part = next((part for part in reach.products if part.name == "attention_projections"), None)
+    short = [row.mean_ns for row in stage.kernels if row.kind in PRODUCT_KERNELS and not EXPERTS.search(row.name)]
+    if len(grouped) < len(layers) or part is None or part.kernels < _SEPARATE * len(layers) * stage.units or not short:
+        return None
+    share = grouped[0].kv_heads / (2 * grouped[0].heads + 2 * grouped[0].kv_heads)
+    read = part.roofline_ns * share / reach.share / len(layers) / stage.units
+    fixed = max(min(short) - read, reach.fixed_ns)
+    gated = [layer for layer in layers if isinstance(layer.feed_forward, Mlp) and layer.feed_forward.gated]
+    expected, most = (count * fixed * stage.units for count in (2 * len(layers), 2 * len(layers) + len(gated)))
+    if expected < WORTHWHILE * stage.budget.wall_ns:
+        return None
+    claim: Claim = (
+        f"Each of {len(layers)} layers multiplies the same input by the query, key and value matrices in three kernels"
+        f"{', and by the two matrices of its gated MLP in two' if gated else ''}.",
+        f"The shortest product takes {duration(min(short), 3)}; reading a key matrix takes {duration(read, 3)} of that.",
+    )
+    because = (
+        "each product that is merged into another is expected to save the time that the shortest one takes beyond reading its "
+        "matrix; longer products of an MLP may save nothing"
+    )
+    to_try = ToTry(
+        ("runtime.fuse_projections=true",),
+        "Store matrices that multiply the same input as one (query, key and value; gate and up) and multiply once.",
+        "Fuse the projections",
+        PRODUCTS,
+    )
+    rows = (reach.row(part, stage), reach.source)
+    return _device_finding(decode, "separate_projections", claim, (rows, because), (0.0, expected, most), to_try)
+
+
+_SEPARATE = 3.5
+"""Kernels of a layer's attention projections, from which on query, key, value and output are products of their own."""
 
 
 def slow_decode_attention(evidence: Evidence) -> Finding | None:

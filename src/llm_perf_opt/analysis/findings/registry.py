@@ -34,6 +34,7 @@ RULES: list[Rule] = [
     device.wave_tail,
     device.small_batch,
     compiled.slow_products,
+    compiled.separate_projections,
     compiled.slow_decode_attention,
     compiled.many_small_kernels,
     compiled.eight_bit_weights,
