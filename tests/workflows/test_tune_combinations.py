@@ -114,7 +114,7 @@ def test_if_a_combination_does_not_hold_each_is_tried_alone(base: Path, values: 
 
 def test_two_changes_that_conflict_are_not_both_kept(base: Path, values: dict[str, Any]) -> None:
     """Each gains alone; both together are slower than neither. The search ends at the better one."""
-    found, runs = searched(base, values, they_conflict, LONG, findings=attention_and_products, max_steps=None)
+    found, runs = searched(base, values, they_conflict, LONG, findings=attention_and_products, max_steps=3)
     assert found.overrides == ("runtime.engine.a=1",)
     assert found.confirmed is True
     begun = [frozenset(overrides) for name, overrides, _ in runs.made if name.endswith("-1") and not name.startswith("confirm")]
