@@ -21,6 +21,7 @@ from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.layer_structure import structure_of
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, PartTime, TorchPass
+from llm_perf_opt.core.weight_records import QuantizedWeights, WeightFacts
 
 US = 1_000
 GRAPHS = {"compile": "reduce-overhead", "cache": "static", "batch_size": 1}
@@ -232,12 +233,25 @@ def test_another_attention_than_sdpa_gets_words() -> None:
 def test_quantized_weights_save_their_bytes() -> None:
     """Half of 3,127 µs of weights at the bandwidth; at most half of the products' time."""
     eight = found(by_hand())["eight_bit_weights"]
-    assert eight.overrides == ["runtime.quantization=int8"]
+    assert eight.overrides == ["runtime.quantization=int8", "runtime.coordinate_descent_tuning=true"]
+    assert found(by_hand(compile="max-autotune"))["eight_bit_weights"].overrides == ["runtime.quantization=int8"]
+    assert "eight_bit_weights" not in found(by_hand(batch_size=9))
     assert eight.saving_ns == pytest.approx(3127 / 2 * US, rel=0.01)
     assert eight.saving_high_ns == pytest.approx(6243 / 2 * US, rel=0.01)
     four = found(by_hand())["four_bit_weights"]
     assert four.overrides == ["runtime.quantization=int4"]
     assert four.saving_ns == pytest.approx(0.75 * 3127 * US, rel=0.01)
+
+
+def test_quantized_weights_are_not_quantized_again() -> None:
+    given = by_hand()
+    timings = given.facts.timings
+    assert not isinstance(timings, Missing)
+    quantized = QuantizedWeights("int8", "generated", 225, 8_000_000_000, 8_000_000_000, 1_000_000, ("mlp", "lm_head"))
+    model = replace(timings.model, weights=WeightFacts("stored", quantized=quantized))
+    ids = {*found(replace(given, facts=replace(given.facts, timings=replace(timings, model=model))))}
+    assert ids
+    assert not {"eight_bit_weights", "four_bit_weights", "slow_products"} & ids
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from builders import MS
 from llm_perf_opt.analysis.comparison import statistics
 from llm_perf_opt.analysis.trace.document import Finding
-from llm_perf_opt.analysis.tuning.candidates import Change, Prediction
+from llm_perf_opt.analysis.tuning.candidates import Change, Lossy, Prediction, finding_changes
 from llm_perf_opt.analysis.tuning.combinations import (
     compatible,
     independent,
@@ -20,6 +20,7 @@ from llm_perf_opt.analysis.tuning.combinations import (
     joint_prediction,
     pairs,
 )
+from llm_perf_opt.analysis.tuning.goals import GOALS
 from llm_perf_opt.analysis.tuning.records import TuneResult
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
@@ -113,7 +114,7 @@ def test_if_a_combination_does_not_hold_each_is_tried_alone(base: Path, values: 
 
 def test_two_changes_that_conflict_are_not_both_kept(base: Path, values: dict[str, Any]) -> None:
     """Each gains alone; both together are slower than neither. The search ends at the better one."""
-    found, runs = searched(base, values, they_conflict, LONG, findings=attention_and_products, max_steps=None)
+    found, runs = searched(base, values, they_conflict, LONG, findings=attention_and_products, max_steps=3)
     assert found.overrides == ("runtime.engine.a=1",)
     assert found.confirmed is True
     begun = [frozenset(overrides) for name, overrides, _ in runs.made if name.endswith("-1") and not name.startswith("confirm")]
@@ -256,6 +257,16 @@ def test_pairs_are_ordered_by_what_they_gained_alone() -> None:
     assert ("a=2", "b=1") not in [pair.overrides for pair in pairs({**alone, both.key: (both, 0.0)})][2:]
     lossy = replace(both, overrides=("c=1",), lossy=True)
     assert len(pairs({**alone, lossy.key: (lossy, 0.0)})) == 2
+
+
+def test_findings_that_change_the_precision_come_last() -> None:
+    findings = [
+        fake_finding("four_bits", "runtime.quantization=int4", 5.0),
+        fake_finding("small", "runtime.engine.a=1", 0.5),
+        fake_finding("large", "runtime.engine.b=1", 1.0),
+    ]
+    ordered = finding_changes(findings, GOALS["tpot"], Lossy(), {})
+    assert [(change.source, change.lossy) for change in ordered] == [("large", False), ("small", False), ("four_bits", True)]
 
 
 def test_shared_settings_are_joined() -> None:

@@ -39,6 +39,8 @@ SEARCHED = 0.25
 """Share of the time above what is possible that a search over library kernels is assumed to save."""
 FUSED = 0.25
 """Share of the small kernels' time that fusing them by hand is assumed to save."""
+MOST_ROWS = 8
+"""Up to this many sequences, a compiled step reads 8-bit weights directly."""
 MANY = 100
 """From this many small kernels per step on, they are a finding."""
 _PREPARES = re.compile(r"^triton_(poi|for)_\w{0,1000}(scaled_dot_product|flex_attention)")
@@ -54,8 +56,8 @@ def slow_products(evidence: Evidence) -> Finding | None:
     """The matrix products of a compiled decode read their weights at a fraction of the bandwidth."""
     decode = compiled_decode(evidence)
     reach = reach_of(decode) if decode else None
-    if decode is None or reach is None:
-        return None
+    if decode is None or reach is None or decode.formats.quantized or not reach.products:
+        return None  # generated products of quantized weights have no names that tell them from other reductions
     stage, parts = decode.stage, reach.products
     generated = decode.work.batch_size == 1 and not _generates_products(evidence)
     kept = _library_share(decode) if generated else {}
@@ -255,18 +257,24 @@ def many_small_kernels(evidence: Evidence) -> Finding | None:
 
 def eight_bit_weights(evidence: Evidence) -> Finding | None:
     """A compiled decode reads its weights in 16 or 32 bits; 8 bits are fewer bytes. Lossy."""
-    return _narrow_weights(evidence, "eight_bit_weights", 8, "runtime.quantization=int8")
+    decode = compiled_decode(evidence)
+    if decode is None or decode.work.batch_size > MOST_ROWS:
+        return None  # more rows are multiplied with converted weights, which moves more bytes
+    tuning = () if _generates_products(evidence) else _GENERATE.overrides
+    return _narrow_weights(decode, "eight_bit_weights", 8, ("runtime.quantization=int8", *tuning))
 
 
 def four_bit_weights(evidence: Evidence) -> Finding | None:
     """A compiled decode reads its weights in 16 or 32 bits; 4 bits are a fraction of the bytes. Lossy."""
-    return _narrow_weights(evidence, "four_bit_weights", 4, "runtime.quantization=int4")
-
-
-def _narrow_weights(evidence: Evidence, id: str, bits: int, override: str) -> Finding | None:
-    """Return the finding that fewer bytes of weights take less time: at the bandwidth, and at most in proportion."""
     decode = compiled_decode(evidence)
-    if decode is None or decode.formats.quantized:
+    if decode is None or decode.formats.weights != "bf16":
+        return None
+    return _narrow_weights(decode, "four_bit_weights", 4, ("runtime.quantization=int4",))
+
+
+def _narrow_weights(decode: Decode, id: str, bits: int, overrides: tuple[str, ...]) -> Finding | None:
+    """Return the finding that fewer bytes of weights take less time: at the bandwidth, and at most in proportion."""
+    if decode.formats.quantized:
         return None
     stage = decode.stage
     now = decode.roofline(decode.steps, decode.formats)
@@ -289,7 +297,7 @@ def _narrow_weights(evidence: Evidence, id: str, bits: int, override: str) -> Fi
         "slower or faster"
     )
     to_try = ToTry(
-        (override,),
+        overrides,
         f"Quantize the weights of the linear layers to {bits} bits. The output changes: compare its quality, not only its time.",
         f"Quantize the weights to {bits} bits (lossy)",
         PRODUCTS,

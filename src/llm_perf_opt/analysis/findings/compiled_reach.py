@@ -57,9 +57,10 @@ class Reach:
     roofline: RooflineTime
     peaks: str
     products: tuple[Part, ...]
-    """Without the experts, whose products of all experts at once are kernels of their own."""
+    """Empty if none is recognized. Without the experts, whose products of all experts at once are kernels of their own."""
     fixed_ns: float
-    """What a generated reduction takes in the median; it reads a row, hardly any bytes."""
+    """What a generated reduction takes in the median: most are norms, which read a row. With quantized weights, products are
+    generated reductions, too: then what the shortest takes."""
     shortest_ns: float
     share: float
     """The best share of the bandwidth that a component of the run reaches."""
@@ -95,22 +96,20 @@ def reach_of(decode: Decode) -> Reach | None:
     if roofline is None or not reductions:
         return None
     parts = _components(decode, roofline) or _all_products(stage, roofline)
-    if not parts:
-        return None
-    best = max(parts, key=lambda part: part.roofline_ns / part.spent_ns)
-    known, share = len(parts) > 1, best.roofline_ns / best.spent_ns
+    best = max(parts, key=lambda part: part.roofline_ns / part.spent_ns) if len(parts) > 1 else None
+    share = min(best.roofline_ns / best.spent_ns, 1.0) if best else ASSUMED_SHARE
     source = (
-        f"best rate of this run: {best.label}, {percentage(min(share, 1.0))} of the bandwidth"
-        if known
+        f"best rate of this run: {best.label}, {percentage(share)} of the bandwidth"
+        if best
         else f"components are unknown; a rate of {percentage(ASSUMED_SHARE)} of the bandwidth is assumed to be possible"
     )
     return Reach(
         roofline,
         decode.peaks,
         parts,
-        _median(reductions),
+        min(row.mean_ns for row in reductions) if decode.formats.quantized else _median(reductions),
         min(row.mean_ns for row in generated),
-        min(share, 1.0) if known else ASSUMED_SHARE,
+        share,
         source,
     )
 

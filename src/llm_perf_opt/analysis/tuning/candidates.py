@@ -49,16 +49,18 @@ class Change:
 
 
 def finding_changes(findings: Sequence[Finding], goal: Goal, lossy: "Lossy", rows: Mapping[str, CalibrationRow]) -> list[Change]:
-    """Return the findings that are settings and can improve the goal, the most promising first."""
+    """Return the findings that are settings and can improve the goal, the most promising first.
+
+    Those that change the precision come last: the tokens of what follows are then those of another model.
+    """
     stages = _STAGES.get(goal.name, ())
     found = []
     for finding in findings:
         throughput = finding.throughput is not None
         useful = goal.name == "throughput" if throughput else bool(finding.saving_high_ns) and goal.unit != "bytes"
         if finding.overrides and useful and (not stages or finding.stage in stages):
-            found.append((promise(finding, rows), finding))
-    ordered = sorted(found, key=lambda pair: -pair[0])
-    return [_change(finding, lossy) for _, finding in ordered]
+            found.append((promise(finding, rows), _change(finding, lossy)))
+    return [change for _, change in sorted(found, key=lambda pair: (pair[1].lossy, -pair[0]))]
 
 
 def promise(finding: Finding, rows: Mapping[str, CalibrationRow]) -> float:
