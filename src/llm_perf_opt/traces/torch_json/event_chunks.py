@@ -258,8 +258,9 @@ class _Window:
     """The current bytes after a `[`, in one buffer: allocating megabytes for every chunk takes as long as decoding it."""
 
     def __init__(self, first: bytes) -> None:
-        self._buffer = bytearray(b"[" + first + bytes(2 * CHUNK_BYTES))
         self.end = 1 + len(first)
+        self._buffer = bytearray(self.end + 2 * CHUNK_BYTES)
+        self._buffer[: self.end] = b"[" + first
 
     def fill(self, read: ReadInto, wanted: int) -> int:
         """Append up to `wanted` bytes and return their number."""
