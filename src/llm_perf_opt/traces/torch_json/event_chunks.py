@@ -16,7 +16,7 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import Int64
 from llm_perf_opt.traces.torch_json.damaged_text import event_ends, repaired
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 2 << 20
 """Small enough for the cache of the processor, which makes decoding a third faster; large enough for numpy."""
 LARGEST_EVENT_BYTES = 8 << 20
 """A longer piece that does not decode is damaged, not one event. Its objects may take fifty times as much memory."""
