@@ -69,6 +69,7 @@ def pytest_collection_finish() -> None:
 _LONGEST = (
     "test_vllm_engine.py",
     "test_engine.py",
+    "test_engine_killed.py",
     "test_fuzz.py",
     "test_nsys_fuzz.py",
     "test_app.py",

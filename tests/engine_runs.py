@@ -32,9 +32,10 @@ def llm_perf(python: Path | str, *words: str, cwd: Path, **variables: str) -> su
     return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
-def run(python: Path | str, folder: Path, *words: str) -> Path:
+def run(python: Path | str, folder: Path, *words: str, **variables: str) -> Path:
     """A complete run."""
-    done = llm_perf(python, "run", "--json", "-q", *words, *SHORT, *QUIET, f"hydra.run.dir={folder}", cwd=folder.parent)
+    words = (*words, *SHORT, *QUIET, f"hydra.run.dir={folder}")
+    done = llm_perf(python, "run", "--json", "-q", *words, cwd=folder.parent, **variables)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "complete"
     return folder

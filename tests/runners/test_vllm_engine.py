@@ -218,10 +218,14 @@ def test_a_shared_prefix_is_not_costed(cases: dict[str, dict[str, Any]]) -> None
 def test_a_finding_is_an_argument_of_the_engine_and_is_tried(
     vllm_python: Path, saved_model: Path, tmp_path: Path, alike: list[str]
 ) -> None:
-    """Found in a run without a prefix cache, tried with one: the same tokens, and each request computes the prefix once."""
+    """Found in a run without a prefix cache, tried with one: the same tokens, and each request computes the prefix once.
+
+    The engine stays in one process: a second and a third one import vLLM again, in every run.
+    """
     words = ["runtime=vllm", "model=hf", f"model.path={saved_model}", *alike, "runtime.engine.enable_prefix_caching=false"]
-    folder = run(vllm_python, tmp_path / "run", *words)
-    done = llm_perf(vllm_python, "advise", str(folder), "--verify", "--top", "1", "--json", "-q", cwd=tmp_path)
+    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    folder = run(vllm_python, tmp_path / "run", *words, **alone)
+    done = llm_perf(vllm_python, "advise", str(folder), "--verify", "--top", "1", "--json", "-q", cwd=tmp_path, **alone)
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     (finding,) = [each for each in shown["findings"] if each["kind"] == "latency"]

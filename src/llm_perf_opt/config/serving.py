@@ -102,6 +102,8 @@ class Generator:
     """The file with a record per request, in the folder of the load, in a format of `traces.serving.load_file`."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables of its process; None removes one."""
+    prepare: Callable[[LoadRequest, Path], Mapping[str, str]] = lambda _load, _folder: {}
+    """Prepares a load in a temporary folder, and returns further environment variables."""
     distributions: tuple[str, ...] = ()
     """Distributions that may provide the package, for its version; default: of the same name."""
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,8 +138,13 @@ def _ended(pid: int) -> Iterator[int | None]:
             os.close(descriptor)
 
 
-def answers(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[Answer]:
-    """Run several commands at once, each until it ends, and return their results. If interrupted, end all of them."""
+def answers(
+    commands: Sequence[Sequence[str]], environment: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
+) -> list[Answer]:
+    """Run several commands at once, each until it ends, and return their results. If interrupted, end all of them.
+
+    `meanwhile` is called while they run.
+    """
     children: list[subprocess.Popen[bytes]] = []
     found = []
     try:
@@ -154,6 +159,7 @@ def answers(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -
                     start_new_session=True,
                 )
             )
+        meanwhile()
         for child in children:
             _, errors = child.communicate()
             found.append(Answer(child.returncode, b"", errors.decode(errors="replace")))

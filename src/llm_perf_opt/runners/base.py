@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.records import Missing, ModelFacts, RuntimeFacts
-from llm_perf_opt.runners.measure.engine_meter import Generated, Generates
+from llm_perf_opt.runners.measure.engine_meter import EngineProfiler, Generated, Generates
 from llm_perf_opt.runners.measure.meter import Steppable
-from llm_perf_opt.runners.measure.torch_profiler import EngineProfiler
 
 if TYPE_CHECKING:
     import torch

@@ -11,16 +11,14 @@ from llm_perf_opt.config.schema import HardwareConfig, ModelConfig, RuntimeConfi
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
 from llm_perf_opt.core.weight_records import WeightFacts
-from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
 from llm_perf_opt.runners.pytorch_levers import pytorch_levers
-from llm_perf_opt.runners.tensor_parallel import split_bytes
-from llm_perf_opt.runners.vision_families import family_of
 from llm_perf_opt.workspace.data.model_tree import check_model, model_folder
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from llm_perf_opt.runners.measure.device import DeviceRequest
     from llm_perf_opt.workspace.data.prompts import Tokenize
 
 RUNTIME = Runtime(
@@ -56,14 +54,18 @@ class MemoryNeed:
         return self.weight_bytes + self.cache_bytes + self.logits_bytes + self.image_bytes
 
 
-def device_request(hardware: HardwareConfig) -> DeviceRequest:
+def device_request(hardware: HardwareConfig) -> "DeviceRequest":
     """Return the requested device, with the configuration keys that messages refer to."""
+    from llm_perf_opt.runners.measure.device import DeviceRequest
+
     index = f"hardware.device_index={hardware.device_index}"
     return DeviceRequest(hardware.device, hardware.device_index, f"hardware.device={hardware.device}", index, "hardware=cpu")
 
 
 def choose_device(hardware: HardwareConfig) -> "torch.device":
     """Return the requested device, or raise a ResourceError that lists those available."""
+    from llm_perf_opt.runners.measure.device import pick_device
+
     return pick_device(device_request(hardware))
 
 
@@ -151,6 +153,8 @@ def memory_need(
     parameters = sum(tensor.numel() for tensor in empty.parameters())
     weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*empty.parameters(), *empty.buffers()))
     if ranks > 1:
+        from llm_perf_opt.runners.tensor_parallel import split_bytes
+
         weight_bytes = split_bytes(empty, ranks)
     cache = DynamicCache(config=config)
     try:
@@ -325,6 +329,8 @@ def _auto_class(config: "PretrainedConfig") -> Any:
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     )
+
+    from llm_perf_opt.runners.vision_families import family_of
 
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     images: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES

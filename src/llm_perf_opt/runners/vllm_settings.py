@@ -28,7 +28,6 @@ from llm_perf_opt.runners.engines import (
     stated,
     temporary_model_folder,
 )
-from llm_perf_opt.runners.measure.torch_profiler import PRESETS
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -283,6 +282,8 @@ def _times(per_token: Maybe[int], tokens: Maybe[int]) -> Maybe[int]:
 
 def _prepare_profiler(request: RunnerRequest, arguments: dict[str, Any], known: set[str]) -> None:
     """Configure the profiler: an argument, or environment variables of versions before 2026."""
+    from llm_perf_opt.runners.measure.torch_profiler import PRESETS
+
     assert request.trace_dir is not None  # noqa: S101 - the caller checks it
     wanted, folder = PRESETS[request.config.profiling.torch.preset], str(request.trace_dir.resolve())
     if "profiler_config" in known:
@@ -295,6 +296,8 @@ def _prepare_profiler(request: RunnerRequest, arguments: dict[str, Any], known: 
 
 def profiler_config(preset: TorchPreset, folder: str) -> dict[str, Any]:
     """Return the argument `profiler_config` of a preset of the torch pass."""
+    from llm_perf_opt.runners.measure.torch_profiler import PRESETS
+
     wanted = PRESETS[preset]
     return {
         "profiler": "torch",

@@ -8,6 +8,7 @@ round resolves one interval, so after a fixed number of rounds the rest is resol
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,6 +20,8 @@ NONE = -1
 MOST_DEPTH = 4000
 """Intervals around an interval: four times the recursion limit of Python. It bounds the work of code that visits all of them."""
 _MOST_ROUNDS = 64
+_FEW_LANES = 1000
+"""With more, lanes are not visited one by one."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = Fal
     lanes = of[first]
     jump = np.arange(len(order), dtype=np.int64) - 1
     jump[first] = NONE
+    if len(first) <= _FEW_LANES:
+        jump[1:][_latest(end, first)[:-1] < until[1:]] = NONE  # all before it ended too early: usual in a flat sequence
     pending = np.flatnonzero(end[:-1] < until[1:]) + 1  # the first round of the loop, for all rows
     pending = pending[jump[pending] != NONE]
     jump[pending] = jump[pending - 1]
@@ -92,6 +97,14 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = Fal
     parent = np.full(len(order), NONE, np.int64)
     parent[order[jump != NONE]] = order[jump[jump != NONE]]
     return Nesting(parent, order, lanes, np.append(first, len(order)), start, end, jump)
+
+
+def _latest(end: Int64, first: Int64) -> Int64:
+    """Return the latest end so far on each lane."""
+    latest = np.empty_like(end)
+    for low, high in pairwise([*first.tolist(), len(end)]):
+        np.maximum.accumulate(end[low:high], out=latest[low:high])
+    return latest
 
 
 def depths(parent: Int64) -> Int64:

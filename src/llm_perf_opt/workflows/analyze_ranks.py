@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _RUN_FILE = "run.json"
 MOST_PROCESSES = 4
-"""Each holds one trace at a time and takes about 170 MB for 100,000 events, libraries included: with the results of 64 ranks, all
-stay below 1 GB."""
+"""This process and its children. Each holds one trace at a time and takes about 170 MB for 100,000 events, libraries included:
+with the results of 64 ranks, all stay below 1 GB."""
 _SMALL_BYTES = 4_000_000
 """Traces of less than this in total are read faster in this process than others start."""
 _ENDINGS = (".json", ".json.gz", ".json.zip", ".sqlite", ".sqlite.gz", ".nsys-rep", ".qdrep")
@@ -195,18 +195,21 @@ def _cores() -> int:
 
 
 def _read_in_children(files: Sequence[Path], processes: int, use_cache: bool, with_analyses: bool) -> "list[RankRead]":
+    """Read a share of the traces here, the others in children, which need a second to start."""
     from llm_perf_opt.core.processes import answers
-    from llm_perf_opt.workflows.rank_reader import NO_CACHE, WITH_ANALYSIS, check_stored, stored_rank
+    from llm_perf_opt.workflows.rank_reader import NO_CACHE, WITH_ANALYSIS, check_stored, read_all, stored_rank
 
     with tempfile.TemporaryDirectory(prefix="llm-perf-ranks-") as scratch:
         places = [Path(scratch, f"rank{index}") for index in range(len(files))]
         options = ",".join([*([] if use_cache else [NO_CACHE]), *([WITH_ANALYSIS] if with_analyses else [])])
         reader = [sys.executable, "-c", _CHILD, options]
         pairs = [[str(file), str(place)] for file, place in zip(files, places, strict=True)]
-        commands = [[*reader, *(word for pair in pairs[child::processes] for word in pair)] for child in range(processes)]
-        done = answers(commands, _environment())
+        commands = [[*reader, *(word for pair in pairs[child::processes] for word in pair)] for child in range(1, processes)]
+        own = list(zip(files, places, strict=True))[::processes]
+        done = answers(commands, _environment(), lambda: read_all(own, use_cache=use_cache, with_analysis=with_analyses))
         for number, (place, file) in enumerate(zip(places, files, strict=True)):
-            check_stored(place, str(file), done[number % processes])
+            if number % processes:
+                check_stored(place, str(file), done[number % processes - 1])
         return [stored_rank(place) for place in places]
 
 

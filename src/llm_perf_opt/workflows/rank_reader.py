@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.extract import rank_trace, without_figures
-from llm_perf_opt.analysis.ranks.rank_trace import Causes, Intervals, Occurrences, RankGroup, RankStep, RankTrace
-from llm_perf_opt.analysis.ranks.ranks_analysis import RankFile
+from llm_perf_opt.analysis.ranks.rank_trace import Causes, Intervals, Occurrences, RankFile, RankGroup, RankStep, RankTrace
 from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.analysis.trace.stages import find_stages, stage_columns
@@ -157,17 +156,21 @@ NO_CACHE, WITH_ANALYSIS = "no-cache", "with-analysis"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read traces, one after the other."""
+    """Read traces as a child."""
     options = argv[0].split(",")
-    for file, result in zip(argv[1::2], argv[2::2], strict=True):
-        place = Path(result)
+    pairs = [(Path(file), Path(place)) for file, place in zip(argv[1::2], argv[2::2], strict=True)]
+    read_all(pairs, use_cache=NO_CACHE not in options, with_analysis=WITH_ANALYSIS in options)
+    return 0
+
+
+def read_all(pairs: Sequence[tuple[Path, Path]], *, use_cache: bool, with_analysis: bool) -> None:
+    """Read traces, one after the other, and write what each contributes, or its error, to its place."""
+    for file, place in pairs:
         try:
-            read = read_rank(Path(file), use_cache=NO_CACHE not in options, with_analysis=WITH_ANALYSIS in options)
-            store(read, place)
+            store(read_rank(file, use_cache=use_cache, with_analysis=with_analysis), place)
         except LlmPerfError as error:
             failed = _Stored(error=(type(error).__name__, error.fact, error.remedy))
             place.with_suffix(".json").write_bytes(encoded(failed))
-    return 0
 
 
 def check_stored(place: Path, file: str, done: Answer) -> None:

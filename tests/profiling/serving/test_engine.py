@@ -2,76 +2,28 @@
 
 import gzip
 import json
-import os
-import signal
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from command import HANG_S
+from serve_command import NEW_TOKENS, environment, serve_argv
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-SRC = Path(__file__).parents[3] / "src"
 RATES = (4, 8, 16, 32, 64, 128)
 REQUESTS = 8
-NEW_TOKENS = 8
-MODEL = ("model=tiny", "runtime=vllm", "hardware=cpu", "runtime.prompt_tokens=32", f"runtime.num_new_tokens={NEW_TOKENS}")
-ENGINE = ("runtime.engine.enforce_eager=true", "runtime.engine.max_model_len=256")
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
-def doomed(
-    vllm_python: Path, aiperf_python: Path, tmp_path_factory: pytest.TempPathFactory
-) -> "Iterator[tuple[subprocess.Popen[bytes], Path]]":
-    """A command under a light load, to be killed. It starts while the other one does: each start takes half a minute."""
-    place = tmp_path_factory.mktemp("doomed")
-    words = (*MODEL, *ENGINE, "--no-profile", "--generator-python", str(aiperf_python), "--out", str(place / "run"))
-    argv = [str(vllm_python), "-m", "llm_perf_opt", "serve", *words, "--rates", "1", "--requests", "2000", "--point-s", "3000"]
-    with (place / "log").open("w") as log:
-        command = subprocess.Popen(argv, cwd=place, env=environment(), stdout=log, stderr=log)
-    yield command, place
-    command.kill()
-    command.wait()
-
-
-@pytest.fixture(scope="module")
-def served(vllm_python: Path, aiperf_python: Path, doomed: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def served(vllm_python: Path, aiperf_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run over six rates and a profiled load."""
     folder = tmp_path_factory.mktemp("served") / "run"
-    loads = (
-        "--rates",
-        ",".join(map(str, RATES)),
-        "--requests",
-        str(REQUESTS),
-        "--least-s",
-        "0",
-    )
-    words = (
-        *MODEL,
-        *ENGINE,
-        *loads,
-        "--warmup",
-        "2",
-        "--profile",
-        "8",
-        "--generator-python",
-        str(aiperf_python),
-        "--out",
-        str(folder),
-        "-q",
-        "--json",
-    )
-    argv = [str(vllm_python), "-m", "llm_perf_opt", "serve", *words]
+    rates = ",".join(map(str, RATES))
+    loads = ("--rates", rates, "--requests", str(REQUESTS), "--least-s", "0", "--warmup", "2", "--profile", "8")
+    argv = serve_argv(vllm_python, aiperf_python, folder, *loads, "-q", "--json")
     done = subprocess.run(argv, cwd=folder.parent, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "complete"
@@ -152,18 +104,3 @@ def test_the_server_is_what_the_settings_say(served: Path) -> None:
     assert {"--enforce-eager", "--no-enable-prefix-caching"} <= set(words)
     assert words[words.index("--load-format") + 1] == "dummy"
     assert not Path(words[words.index("--model") + 1]).exists()  # the folder of the model was temporary
-
-
-def test_a_killed_command_leaves_nothing_running(doomed: "tuple[subprocess.Popen[bytes], Path]") -> None:
-    command, place = doomed
-    records = place / "run/raw/load_01/profile_export.jsonl"
-    deadline = time.monotonic() + HANG_S
-    while not (records.exists() and records.stat().st_size) and time.monotonic() < deadline:
-        assert command.poll() is None, (place / "log").read_text()
-        time.sleep(0.2)
-    started = psutil.Process(command.pid).children(recursive=True)
-    assert len(started) > 2
-    command.send_signal(signal.SIGKILL)
-    command.wait()
-    _, alive = psutil.wait_procs(started, timeout=HANG_S / 10)
-    assert alive == []

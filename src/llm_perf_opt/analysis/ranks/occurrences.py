@@ -119,7 +119,9 @@ def _found(
     labels = stated.first_label(trace).tolist()
     kernels = [NO_NAME] * len(stated) if launched is None else trace.work.name[launched[0]].tolist()
     groups = [known.group(*row) for row in zip(names[1], names[2], stated.first("group_size", 0).tolist(), strict=True)]
-    kinds = [_kind(trace, *row) for row in zip(names[0], labels, kernels, strict=True)]
+    named = list(zip(names[0], labels, kernels, strict=True))
+    kind_by_names = {row: _kind(trace, *row) for row in set(named)}
+    kinds = [kind_by_names[row] for row in named]
     sizes = zip(kinds, stated.first("in_bytes", -1).tolist(), stated.first("out_bytes", -1).tolist(), groups, strict=True)
     empty = np.empty(0, np.int64)
     return FoundCollectives(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.traces.events import Columns, Int32, Int64, UInt8
 
 OUTSIDE = "(no operator)"
@@ -121,3 +122,14 @@ class RankTrace:
     collectives: Occurrences = field(default_factory=Occurrences.none)
     exposed: Intervals = field(default_factory=Intervals.none)
     causes: Causes = field(default_factory=Causes.none)
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """The trace of one rank and where it was read from. Ranks are numbered."""
+
+    rank: int
+    file: str
+    trace: RankTrace
+    problems: tuple[ProblemLine, ...] = ()
+    complete: bool = True

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -19,24 +18,13 @@ from llm_perf_opt.analysis.ranks.document import (
 )
 from llm_perf_opt.analysis.ranks.kind_table import kind_lines
 from llm_perf_opt.analysis.ranks.problems import named_ranks, rank_problems
-from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, NameIndex, RankTrace
+from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, NameIndex, RankFile, RankTrace
 from llm_perf_opt.analysis.ranks.timeline import shared_ns, without
 from llm_perf_opt.analysis.ranks.waits import WHY, GroupWaits, LateCauses, group_waits, late_causes, preceding
 from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.analysis.trace.intervals import union_blocks
 from llm_perf_opt.traces.events import Int64
 from llm_perf_opt.traces.nesting import NONE
-
-
-@dataclass(frozen=True)
-class RankFile:
-    """The trace of one rank and where it was read from. Ranks are numbered."""
-
-    rank: int
-    file: str
-    trace: RankTrace
-    problems: tuple[ProblemLine, ...] = ()
-    complete: bool = True
 
 
 def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:

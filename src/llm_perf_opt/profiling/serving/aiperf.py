@@ -1,9 +1,14 @@
 """AIPerf as load generator: its command line."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from llm_perf_opt.config.serving import Generator, LoadRequest
 
 FILE = "profile_export.jsonl"
 """Its records, one request per line."""
+_LONGEST_NAME = 255
+"""Bytes in the name of a folder."""
 
 
 def arguments(load: LoadRequest) -> list[str]:
@@ -26,6 +31,19 @@ def arguments(load: LoadRequest) -> list[str]:
     ]
 
 
+def prepare(load: LoadRequest, folder: Path) -> Mapping[str, str]:
+    """Return a cache of the Hugging Face hub in which the tokenizer's folder seems to be.
+
+    AIPerf loads every tokenizer that is not in the cache twice: first for the cache, in a process that imports transformers for
+    that alone, although a folder is never cached. This takes a quarter of its CPU time until the first request.
+    """
+    name = f"models--{load.tokenizer.replace('/', '--')}"
+    if len(name.encode()) > _LONGEST_NAME:
+        return {}
+    (folder / name / "snapshots" / "main").mkdir(parents=True)
+    return {"HF_HUB_CACHE": str(folder)}
+
+
 GENERATOR = Generator(
     name="aiperf",
     label="AIPerf",
@@ -36,6 +54,7 @@ GENERATOR = Generator(
     install="python3 -m venv .venv-aiperf && .venv-aiperf/bin/pip install aiperf==0.13.0",
     arguments=arguments,
     file=FILE,
+    prepare=prepare,
     variables={"HF_HUB_OFFLINE": None, "TRANSFORMERS_OFFLINE": None, "HF_HUB_DISABLE_TELEMETRY": "1"},
 )
 """With HF_HUB_OFFLINE set, AIPerf 0.13 does not read a tokenizer from a local folder."""

@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -104,7 +105,7 @@ def drive(rig: Rig, load: LoadRequest, number: int, timeout_s: float, *, profile
     finished: Finished | None = None
     problems: list[str] = []
     try:
-        finished = _run(rig, name, argv, timeout_s, problems)
+        finished = _run(rig, load, name, argv, timeout_s, problems)
     except LlmPerfError as raised:
         stopped = raised
     driven = _ended(rig, replace(point, problems=tuple(problems)), load, finished, stopped)
@@ -146,10 +147,12 @@ def _begun(rig: Rig, number: int, load: LoadRequest, *, profiled: bool) -> LoadP
     )
 
 
-def _run(rig: Rig, name: str, argv: Sequence[str], timeout_s: float, problems: list[str]) -> Finished:
+def _run(rig: Rig, load: LoadRequest, name: str, argv: Sequence[str], timeout_s: float, problems: list[str]) -> Finished:
     """Run the generator to its end. What goes wrong next to it is added to `problems`."""
     place, log = rig.folder.raw(name), rig.folder.log_file(name)
     with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="llm-perf-load-"))
+        environment = {**generator_environment(rig.located), **rig.located.generator.prepare(load, Path(scratch))}
         sampler = None
         if not isinstance(rig.facts.metrics_url, Missing):
             sampler = MetricsSampler(rig.facts.metrics_url, place / METRICS_FILE)
@@ -168,7 +171,7 @@ def _run(rig: Rig, name: str, argv: Sequence[str], timeout_s: float, problems: l
             log=log,
             timeout_s=timeout_s,
             callbacks=Callbacks(on_message=lambda _: None, on_tick=tick),
-            environment=generator_environment(rig.located),
+            environment=environment,
             watch=_ServerWatch(rig.server) if rig.server else None,
             grace_s=GRACE_S,
         )

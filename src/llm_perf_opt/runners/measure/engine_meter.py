@@ -5,6 +5,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from llm_perf_opt.core.errors import CaptureError
@@ -41,6 +42,16 @@ class Generates(Protocol):
         until every sequence has its first token, `decode` around the rest, with a `decode_step` for each step. An engine whose
         work is launched elsewhere marks nothing.
         """
+
+
+class EngineProfiler(Protocol):
+    """torch.profiler, run by the engine."""
+
+    def start(self) -> None:
+        """Start recording with the request's `profiling.torch.preset`."""
+
+    def stop(self) -> Path:
+        """Stop recording and return the path of the Chrome trace."""
 
 
 class EngineMeter(RequestMeter):

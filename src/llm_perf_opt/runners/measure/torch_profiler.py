@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from llm_perf_opt.analysis.overhead import PROFILER_EVENTS
 from llm_perf_opt.analysis.trace.operators import operator_rows, stage_activity_of
@@ -15,6 +15,7 @@ from llm_perf_opt.core.host_records import ProfilerCost
 from llm_perf_opt.core.records import NO_FLOPS, NO_FORMULA, Iteration, Maybe, Missing, OperatorRow, PartTime, StageActivity
 from llm_perf_opt.core.stages import PART_LABEL, STAGE_NAMES, Stage
 from llm_perf_opt.runners.measure.components import Range, Timeline, host_times, kernel_times
+from llm_perf_opt.runners.measure.engine_meter import EngineProfiler
 from llm_perf_opt.runners.measure.profiler_cost import profiler_cost
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 
@@ -264,16 +265,6 @@ def _ns(microseconds: float) -> int:
 
 
 # --- engine trace -----------------------------------------------------------------------------------------------------
-
-
-class EngineProfiler(Protocol):
-    """torch.profiler, run by the engine."""
-
-    def start(self) -> None:
-        """Start recording with the request's `profiling.torch.preset`."""
-
-    def stop(self) -> Path:
-        """Stop recording and return the path of the Chrome trace."""
 
 
 def profile_engine(profiler: EngineProfiler, iterate: Callable[[], Iteration], cuda: bool, trace: Path) -> Profiled:

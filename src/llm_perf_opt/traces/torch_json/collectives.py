@@ -68,7 +68,7 @@ def _stated(codes: Codes, given: Arguments, known: dict[tuple[bytes, ...], tuple
     All but the number repeat, so each distinct text is read once.
     """
     texts = (given.collective, given.group, given.group_ranks, given.dtype, given.elements_in, given.elements_out)
-    key = tuple(bytes(raw) for raw in (*texts, given.group_size, given.shapes, given.types))
+    key = tuple(map(bytes, (*texts, given.group_size, given.shapes, given.types)))
     if key not in known:
         known[key] = _read(codes, given)
     return *known[key], _whole(given.sequence, -1) if given.sequence else -1

@@ -16,7 +16,7 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import Int64
 from llm_perf_opt.traces.torch_json.damaged_text import event_ends, repaired
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 2 << 20
 """Small enough for the cache of the processor, which makes decoding a third faster; large enough for numpy."""
 LARGEST_EVENT_BYTES = 8 << 20
 """A longer piece that does not decode is damaged, not one event. Its objects may take fifty times as much memory."""
@@ -258,8 +258,9 @@ class _Window:
     """The current bytes after a `[`, in one buffer: allocating megabytes for every chunk takes as long as decoding it."""
 
     def __init__(self, first: bytes) -> None:
-        self._buffer = bytearray(b"[" + first + bytes(2 * CHUNK_BYTES))
         self.end = 1 + len(first)
+        self._buffer = bytearray(self.end + 2 * CHUNK_BYTES)
+        self._buffer[: self.end] = b"[" + first
 
     def fill(self, read: ReadInto, wanted: int) -> int:
         """Append up to `wanted` bytes and return their number."""
