@@ -199,3 +199,46 @@ def test_different_tokens_pass_only_as_ties(logits: Any, tokens: Any, ties: bool
 def test_equal_tokens_pass_without_logits() -> None:
     found = check_tokens(run(Missing("none"), TOKENS), run(Missing("none"), TOKENS))
     assert (found.same, found.refused("exact"), found.refused("same")) == (True, "", "")
+
+
+def varying(found: Tried) -> Tried:
+    """The same run with repeats that produced different tokens."""
+    timings = found.timings
+    assert not isinstance(timings, Missing)
+    return replace(found, analysis=replace(found.analysis, timings=replace(timings, tokens_repeat=False)))
+
+
+@pytest.mark.parametrize(
+    ("logits", "ties", "said"),
+    [
+        (tried(), True, "within rounding (--tokens same)"),
+        (tried(chosen=3), True, "within rounding (--tokens same)"),
+        (tried(error=0.1), False, "root mean square"),
+        (Missing("an engine"), False, "the trial has no logits: an engine"),
+    ],
+)
+@pytest.mark.parametrize("tokens", [[[3, 3, 5, 1]], [[3, 6, 5, 1]]])
+def test_runs_whose_repeats_differ_are_judged_by_their_logits(logits: Any, tokens: Any, ties: bool, said: str) -> None:
+    """Their kernels do not add in the same order every time: measured tokens are those of one repeat."""
+    for one, other in (
+        (varying(run(base(), TOKENS, "0")), run(logits, tokens)),
+        (run(base(), TOKENS, "0"), varying(run(logits, tokens))),
+        (varying(run(base(), TOKENS)), run(logits, TOKENS)),  # the first repeat happened to have the same tokens
+    ):
+        found = check_tokens(one, other)
+        assert (found.same, found.ties) == (False if ties else None, ties)
+        assert said in found.why
+        assert (found.refused("same") == "") is ties
+        assert "produced different tokens" in found.refused("exact")
+        assert found.refused("any") == ""
+
+
+@pytest.mark.parametrize(("margin", "rounding"), [(0.04, True), (0.06, False)])
+def test_a_base_that_varies_while_it_is_recorded_may_do_so_at_ties_only(margin: float, rounding: bool) -> None:
+    varied = recorded_logits([[3, 3, 5, 3]], exact(margin) + ERROR * SIGNS, fed=TOKENS, fp32=exact(margin))
+    found = check_logits(varied, varied, tried(margin))
+    assert isinstance(found, LogitCheck) is rounding
+    if isinstance(found, Missing):
+        assert "the base chose other tokens" in found.why
+    else:
+        assert (found.equal, found.within_rounding) == (4, True)

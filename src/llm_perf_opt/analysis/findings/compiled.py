@@ -109,7 +109,7 @@ def _search_kernels(evidence: Evidence) -> ToTry:
     title = "Search for faster product kernels"
     if evidence.facts.setting("runtime.compile") == "max-autotune":
         return ToTry(
-            change="The compiler has already searched for kernels. Use an engine with kernels of its own, or serve larger batches.",
+            change="The compiler has already searched for kernels. Use an engine with its own kernels, or serve larger batches.",
             title=title,
         )
     return ToTry(

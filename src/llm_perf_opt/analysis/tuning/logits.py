@@ -80,8 +80,8 @@ def check_logits(base: Maybe[Logits], before: Maybe[Logits], tried: Maybe[Logits
     for name, logits in (("configuration before", before), ("trial", tried)):
         if not _alike(base, logits):
             return Missing(f"the logits of the {name} were recorded with other tokens than those of the base")
-    if not np.array_equal(base.chosen, base.fed):
-        return Missing("the base chose other tokens when its logits were recorded than when it was measured")
+    if why := _unlike_fed(base):
+        return Missing(why)
     equal = tried.chosen == before.chosen
     difference = _distance(tried.values, base.values)
     found = LogitCheck(
@@ -97,11 +97,24 @@ def check_logits(base: Maybe[Logits], before: Maybe[Logits], tried: Maybe[Logits
         return replace(found, fp32_why=base.fp32.why, flaw=f"there are no logits in fp32 to compare with: {base.fp32.why}")
     errors = [_error(logits, base.fp32) for logits in (tried, before, base)]
     order = base.fp32 if before is base else before.values
-    margins = [_margin(base, order, place, before, tried) for place in np.argwhere(~equal)]
+    margins = [_margin(base, order, place, before.chosen, tried.chosen) for place in np.argwhere(~equal)]
     known = [margin for margin in margins if margin is not None]
     largest = float(np.max(known)) if known else None
     found = replace(found, error=errors[0], error_before=errors[1], rounding=errors[2].max, largest_margin=largest)
     return replace(found, flaw=_flaw(found, unknown=len(margins) - len(known)))
+
+
+def _unlike_fed(base: Logits) -> str:
+    """Return why the recording of the base does not stand for its measurement: other tokens that are not ties within rounding."""
+    places = np.argwhere(base.chosen != base.fed)
+    if not len(places):
+        return ""
+    why = "the base chose other tokens when its logits were recorded than when it was measured"
+    if isinstance(base.fp32, Missing):
+        return f"{why}, and whether these are ties is unknown: {base.fp32.why}"
+    margins = [_margin(base, base.fp32, place, base.fed, base.chosen) for place in places]
+    rounding = _error(base, base.fp32).max
+    return "" if all(margin is not None and margin <= rounding for margin in margins) else why
 
 
 def _alike(base: Logits, other: Logits) -> bool:
@@ -120,11 +133,11 @@ def _error(logits: Logits, fp32: Any) -> LogitError:
     return LogitError(float(np.sqrt(np.square(distance).mean())), float(distance.max()))
 
 
-def _margin(base: Logits, order: Any, place: Any, before: Logits, tried: Logits) -> float | None:
-    """Return by how much the token before is ahead of the other one; None if one of them was not recorded."""
+def _margin(base: Logits, order: Any, place: Any, before: Any, after: Any) -> float | None:
+    """Return by how much the token before is ahead of the one after; None if one of them was not recorded."""
     row, position = place
     ids = np.concatenate([base.top[row, position], base.common])
-    found = [np.flatnonzero(ids == logits.chosen[row, position]) for logits in (before, tried)]
+    found = [np.flatnonzero(ids == chosen[row, position]) for chosen in (before, after)]
     if not found[0].size or not found[1].size:
         return None
     values = order[row, position]
