@@ -8,8 +8,8 @@ import pytest
 
 from llm_perf_opt.analysis.ranks.clocks import matched_on_one_clock
 from llm_perf_opt.analysis.ranks.matching import GroupMatch
-from llm_perf_opt.analysis.ranks.rank_trace import Occurrences, RankGroup, RankTrace
-from llm_perf_opt.analysis.ranks.ranks_analysis import RankFile, analyze_ranks
+from llm_perf_opt.analysis.ranks.rank_trace import Occurrences, RankFile, RankGroup, RankTrace
+from llm_perf_opt.analysis.ranks.ranks_analysis import analyze_ranks
 from llm_perf_opt.report.ranks_document import ranks_document
 from llm_perf_opt.report.terminal import render_text
 

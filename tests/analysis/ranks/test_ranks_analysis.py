@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.ranks.document import CollectiveLine, RanksAnalysis
-from llm_perf_opt.analysis.ranks.ranks_analysis import RankFile, analyze_ranks
+from llm_perf_opt.analysis.ranks.rank_trace import RankFile
+from llm_perf_opt.analysis.ranks.ranks_analysis import analyze_ranks
 from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.report.ranks_document import ranks_document
 from llm_perf_opt.workflows.analyze_ranks import analyze_rank_files
