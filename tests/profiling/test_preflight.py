@@ -56,6 +56,15 @@ def test_data_that_are_not_there(
     assert "--text-field" not in str(caught.value)
 
 
+def test_a_reference_without_logits_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    config = compose(["profiling.logits=true", f"profiling.logits_reference={tmp_path}"]).config
+    with pytest.raises(ConfigError, match=r"there is no .*logits\.json"):
+        refuse_early([config])
+    (tmp_path / "raw" / "clean").mkdir(parents=True)
+    (tmp_path / "raw" / "clean" / "logits.json").write_text("{}")
+    refuse_early([config])
+
+
 def test_a_source_that_went_away_is_named(tmp_path: Path) -> None:
     folder, _ = added(tmp_path, small_source(tmp_path / "source"))
     (tmp_path / "source").rename(tmp_path / "moved")

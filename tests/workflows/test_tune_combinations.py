@@ -281,3 +281,33 @@ def test_joint_predictions() -> None:
     assert joint_prediction(parts, 10.0) == Prediction(7, 5, 9, 9)
     assert joint_prediction([*parts, None], 10.0) is None
     assert joint_prediction([Prediction(1, 1, 2), Prediction(1, 1, 2)], 10.0) == Prediction(1, 1, 1), "no time is negative"
+
+
+def test_a_search_with_a_pair_of_findings_is_resumed_as_it_was(base: Path, values: dict[str, Any]) -> None:
+    """The findings fail one by one, then gain as a pair: that is no combination for a short budget."""
+    found, _ = searched(base, values, only_together, 5000.0, findings=attention_and_products, max_steps=12)
+    (pair,) = [step for step in found.steps if step.source == "slow_products + slow_attention"]
+    assert (pair.kept, pair.predicted) == (True, None), "both predictions were wrong alone"
+    again = resume(base, 5000.0)
+    more = FakeRuns(again.path, values, clock=FakeClock(9000.0), speed=only_together, findings=attention_and_products)
+    repeated, _ = tune(again, QuietProgress(), runs=more, clock=more.clock)
+    again.close()
+    assert tried(repeated) == tried(found)
+
+
+def test_a_confirmation_that_the_budget_ends_confirms_nothing(base: Path, values: dict[str, Any]) -> None:
+    """Fresh runs that were made may speak against the gain: the only step is then no longer enough."""
+    folder = begin(base, TuneOptions(budget_s=120.0, max_steps=1), ["llm-perf", "tune"])
+    runs = FakeRuns(folder.path, values, speed=both_gain, findings=attention_and_products)
+    plain = runs.measure
+
+    def measure(overrides: tuple[str, ...], name: str, **more: Any) -> Any:
+        runs.clock.now += 25 if name.startswith("confirm-base") else 0
+        return plain(overrides, name, **more)
+
+    runs.measure = measure  # type: ignore[method-assign]
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    assert [name for name in names(runs.made) if name.startswith("confirm")]
+    assert found.confirmed is None
+    assert "the budget ended" in found.confirmed_why

@@ -23,6 +23,7 @@ from llm_perf_opt.core.compiler import INSTALL, compiler_problem
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.core.host import cpu_has_native_bf16, cpu_name, total_memory_bytes
 from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.runners.cpus import check_cpus
 from llm_perf_opt.runners.measure.device import TorchBuild, check_available, most_cuda_devices, torch_build
 from llm_perf_opt.runners.measure.gpu import gpu_size
@@ -60,6 +61,8 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
         check_cpus(cpus)
     for file in dict.fromkeys(config.profiling.nvml.prometheus for config in requests if config.profiling.nvml.prometheus):
         check_exporter_file(file)
+    for run in dict.fromkeys(config.profiling.logits_reference for config in requests if config.profiling.logits_reference):
+        _check_logits_reference(run)
     machine = _Machine()
     for config in requests:
         fields = _architecture(config.model)
@@ -88,6 +91,15 @@ def check_exporter_file(name: str) -> None:
         read_prometheus(Path(name))
     except ParseError as error:
         raise ConfigError(f"profiling.nvml.prometheus: {error.fact}", error.remedy) from error
+
+
+def _check_logits_reference(run: str) -> None:
+    """Raise a ConfigError for a run that was not asked to record logits."""
+    file = RunFolder(Path(run)).clean_logits_file
+    if not file.is_file():
+        raise ConfigError(
+            f"profiling.logits_reference={run}: there is no {file}.", "Give a run that was made with profiling.logits=true."
+        )
 
 
 @dataclass(frozen=True)

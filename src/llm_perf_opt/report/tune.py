@@ -244,7 +244,7 @@ def _not_tried(found: TuneResult) -> list[Block]:
         if one.why != ALREADY:
             table.add(" ".join(one.change), one.source, one.why)
     same = [" ".join(one.change) for one in found.not_tried if one.why == ALREADY]
-    has = [Paragraph(f"The base already has {', '.join(same)}.")] if same else []
+    has = [Paragraph(f"Settings that the configuration already had: {', '.join(same)}.")] if same else []
     return [*([table] if table.rows else []), *has]
 
 

@@ -50,7 +50,7 @@ def logit_blocks(steps: Sequence[Step]) -> list[Block]:
     for step, found in compared:
         table.add(
             " ".join(step.change), count_cell(found.compared), count_cell(found.compared - found.equal_to_base),
-            cell(_ALL_EQUAL if found.largest_margin is None else found.largest_margin, _number),
+            _margin(found),
             _error(found, "rms"), _error(found, "max"),
             cell(found.rms_difference, _number), cell(found.max_difference, _number),
         )  # fmt: skip
@@ -58,7 +58,8 @@ def logit_blocks(steps: Sequence[Step]) -> list[Block]:
     table.foot = (
         f"Over {first.values:,} recorded logits of {first.compared:,} new tokens. Error: the distance from the same weights in "
         "fp32, in brackets that of the configuration before. Margin: how far the token of the configuration before is ahead of "
-        f"the other one in fp32; a tie has at most {_rounding(first)}."
+        "the other one in fp32, in brackets the largest error of the base at that token; two tokens are tied if their margin is "
+        "at most that."
     )
     return [Paragraph(_RULE), table]
 
@@ -66,12 +67,14 @@ def logit_blocks(steps: Sequence[Step]) -> list[Block]:
 _RULE = (
     "A change that does not alter the precision may choose another token only if the two are tied within the rounding error of "
     f"the base, and its error may be at most {significant(MOST_RMS_GROWTH, 3)} × (rms) and {significant(MOST_MAX_GROWTH, 2)} × "
-    "(largest) the one before."
+    "(largest, at each token) the one before."
 )
 
 
-def _rounding(found: LogitCheck) -> str:
-    return "the largest error of the base" + ("" if found.rounding is None else f", {_number(found.rounding)}")
+def _margin(found: LogitCheck) -> Cell | Missing:
+    if found.largest_margin is None or found.rounding is None:
+        return _ALL_EQUAL
+    return Cell(_number(found.largest_margin), found.largest_margin, below=f"({_number(found.rounding)})")
 
 
 def _number(value: float) -> str:

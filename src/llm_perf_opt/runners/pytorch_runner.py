@@ -316,7 +316,7 @@ def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunne
     check_format(wanted.quantization, request.device, request.dtype)
     before = PyTorchRunner(model, config.model.name, wanted.num_new_tokens)
     parameters, reference = before.facts.parameters, _tokens(before, request) if request.compare_tokens else None
-    del before  # its cache is not part of the peak
+    before.release()  # its cache is not part of the peak
     quantized = quantize_linear_layers(model, wanted.batch_size, compiled=wanted.compile != "none", format=wanted.quantization)
     share_fused(model)
     if request.device.type == "cuda":  # the peak of the request, not that of the weights before they were quantized

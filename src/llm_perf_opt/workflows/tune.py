@@ -73,8 +73,12 @@ def measure_base(
     """Make the run that a search starts from; return its folder and the seconds it took. `logits`: it records logits."""
     begun = time.monotonic()
     composed = compose(overrides, config_dir)
+    if composed.config.profiling.logits_reference is not None:
+        raise ConfigError(
+            "profiling.logits_reference cannot be set here: `tune` compares logits with those of the base.", "Leave it out."
+        )
     if logits:
-        profiling = replace(composed.config.profiling, logits=True, logits_reference=None)
+        profiling = replace(composed.config.profiling, logits=True)
         composed = replace(composed, config=replace(composed.config, profiling=profiling))
     folder, error = capture(composed, command, listener)
     report_run(RunReader(folder))

@@ -7,7 +7,6 @@ resumed search takes the same decisions.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from llm_perf_opt.analysis.tuning.calibration import CalibrationRow
@@ -69,6 +68,8 @@ class Candidates:
         """The same changes, and what they gained in their last trial."""
         self._apart = -1
         """How many steps were kept when a combination of findings did not hold: from there they are tried one by one."""
+        self._paired = 0
+        """Pairs that were tried."""
         self.not_tried: list[NotTried] = []
 
     def next(self, current: Start, goal: Goal, kept: int, combines: Callable[[Wanted, list[Wanted]], bool]) -> Wanted | None:
@@ -110,7 +111,7 @@ class Candidates:
 
     def _pair(self, current: Start) -> Wanted | None:
         """Return two changes that were not better alone; they may be together."""
-        for change in islice(pairs(self._alone), MOST_PAIRS):
+        for change in pairs(self._alone) if self._paired < MOST_PAIRS else ():
             found = None if change.key in self._changes else self._first([change], current)
             if found is not None:
                 return found
@@ -148,6 +149,7 @@ class Candidates:
         """Note that a change is tried."""
         self._changes.add(change.key)
         self._configurations.add(wanted.signature)
+        self._paired += bool(change.parts) and not change.together
 
     def keep(self, change: Change) -> None:
         """Note that a change was kept; with a combination, its parts were."""
@@ -157,7 +159,7 @@ class Candidates:
 
     def reject(self, change: Change, kept: int, *, slow: bool, gain: float) -> None:
         """Note that a change was not kept. `slow`: only because it was not better."""
-        if any(part.finding for part in change.parts):
+        if change.together:
             self._apart = kept
         if not slow or change.parts:
             return

@@ -183,7 +183,7 @@ class Search:
     def _prediction(self, change: Change, goal: Goal) -> Prediction | None:
         level, timings = level_of(self.current.analyses, goal), self.current.runs[-1].timings
         ns = None if isinstance(level, Missing) else in_ns(goal, level)
-        if ns is None or isinstance(timings, Missing):
+        if ns is None or isinstance(timings, Missing) or (change.parts and not change.together):
             return None
         findings = [part.finding for part in (change.parts or (change,))]
         return joint_prediction(
@@ -245,7 +245,8 @@ class Search:
                         return False, f"a fresh run of the {name}: {why}", None
                     side.append(found)
         except OutOfBudgetError:
-            return self._only_step() or (None, "the budget ended before fresh runs could confirm the gain", None)
+            only = None if sides[0] else self._only_step()
+            return only or (None, "the budget ended before fresh runs could confirm the gain", None)
         self.base = replace(self.base, runs=(*self.base.runs, *sides[0]))
         self.current = replace(self.current, runs=(*self.current.runs, *sides[1]))
         keys = [text.partition("=")[0] for step in kept for text in step.change]
@@ -274,7 +275,7 @@ class _Trial:
         self.slow = False
         """Whether it was rejected because it was not better."""
         self._tokens: TokenCheck | None = None
-        self._purpose = TOGETHER if any(part.finding for part in change.parts) else ""
+        self._purpose = TOGETHER if change.together else ""
         """What the runs of the change are recorded for."""
         self._doubted = False
         """Whether its first run was not better, but on a noisy machine, so that the second one decides whether to go on."""

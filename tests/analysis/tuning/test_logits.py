@@ -58,7 +58,7 @@ def test_a_tie_within_the_error_of_the_base_is_rounding() -> None:
 @pytest.mark.parametrize(
     ("reference", "other", "flaw"),
     [
-        (base(0.06), tried(0.06), "margin is 0.0600, more than the rounding error of the base, 0.0500"),
+        (base(0.06), tried(0.06), "margin is 0.0600, more than the rounding error of the base there, 0.0500"),
         (base(-3.0), tried(-3.0), ""),  # in fp32 the other token is the likelier one
         (base(), tried(error=0.062), ""),
         (base(), tried(error=0.063), "root mean square error against fp32 is 0.0630, more than 1.25"),
@@ -77,7 +77,7 @@ def test_a_single_large_error_is_more_than_rounding() -> None:
     values = tried().values.copy()
     values[0, 0, 0] = 0.101
     assert (
-        "the largest error against fp32 is 0.101, more than 2.00 × the 0.0500 before"
+        "at token 0 of sequence 0, the largest error against fp32 is 0.101, more than 2.00 × the 0.0500 before"
         in checked(base(), replace(tried(), values=values)).flaw
     )
 
@@ -242,3 +242,28 @@ def test_a_base_that_varies_while_it_is_recorded_may_do_so_at_ties_only(margin: 
         assert "the base chose other tokens" in found.why
     else:
         assert (found.equal, found.within_rounding) == (4, True)
+
+
+def test_one_large_error_of_the_base_makes_no_ties_elsewhere() -> None:
+    """At position 0 an expert was chosen differently, say; at position 2 the base rounds as usual."""
+
+    def spoiled(margin: float) -> Logits:
+        values = exact(margin) + ERROR * SIGNS
+        values[0, 0, 0] += 2.5
+        return recorded_logits(TOKENS, values, fp32=exact(margin))
+
+    assert "margin is 0.500, more than the rounding error of the base there, 0.0500" in checked(spoiled(0.5), tried(0.5)).flaw
+    values = tried().values.copy()
+    values[0, 1, 6] = -0.12  # far below the error of the base at position 0
+    assert "at token 1 of sequence 0" in checked(spoiled(0.04), replace(tried(), values=values)).flaw
+
+
+def test_after_a_change_of_precision_the_logits_may_not_move_far() -> None:
+    generator = np.random.default_rng(0)
+    quantized = exact() + 0.5 * generator.normal(size=(1, 4, 8))
+    quantized[:, :, 3] = 6.0
+    before = recorded_logits(TOKENS, quantized, fed=TOKENS)
+    near = recorded_logits(TOKENS, quantized + 0.09 * SIGNS, fed=TOKENS)
+    far = recorded_logits(TOKENS, quantized + 0.11 * SIGNS, fed=TOKENS)
+    assert checked(base(), near, before).within_rounding
+    assert "the logits moved by 0.110 (root mean square), more than 2.00 × the rounding" in checked(base(), far, before).flaw

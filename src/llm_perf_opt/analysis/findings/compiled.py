@@ -269,16 +269,20 @@ def four_bit_weights(evidence: Evidence) -> Finding | None:
     decode = compiled_decode(evidence)
     if decode is None or decode.formats.weights != "bf16":
         return None
-    return _narrow_weights(decode, "four_bit_weights", 4, ("runtime.quantization=int4",))
+    return _narrow_weights(decode, "four_bit_weights", 4, ("runtime.quantization=int4",), _INT4_SCALES)
 
 
-def _narrow_weights(decode: Decode, id: str, bits: int, overrides: tuple[str, ...]) -> Finding | None:
+_INT4_SCALES = 0.25
+"""Bits per weight for scale and offset: 2 × 16 per group of 128. One scale per output channel hardly counts."""
+
+
+def _narrow_weights(decode: Decode, id: str, bits: int, overrides: tuple[str, ...], scales: float = 0.0) -> Finding | None:
     """Return the finding that fewer bytes of weights take less time: at the bandwidth, and at most in proportion."""
     if decode.formats.quantized:
         return None
     stage = decode.stage
     now = decode.roofline(decode.steps, decode.formats)
-    then = decode.roofline(decode.steps, replace(decode.formats, quantized=LINEAR, quantized_bits=float(bits)))
+    then = decode.roofline(decode.steps, replace(decode.formats, quantized=LINEAR, quantized_bits=bits + scales))
     if now is None or then is None:
         return None
     saved = (now.seconds - then.seconds) * 1e9

@@ -36,6 +36,8 @@ class Change:
     finding: Finding | None = None
     parts: tuple["Change", ...] = ()
     """The changes that it consists of; empty for a single one."""
+    together: bool = False
+    """Whether its parts are independent findings. Otherwise, parts are changes that were not better alone."""
 
     @property
     def key(self) -> frozenset[str]:

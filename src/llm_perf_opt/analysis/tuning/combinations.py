@@ -1,6 +1,7 @@
 """Changes that are tried together: findings that are independent of each other, and pairs of changes that did not help alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from llm_perf_opt.analysis.tuning.candidates import Change, Prediction
@@ -43,7 +44,7 @@ def independent_changes(changes: Sequence[Change]) -> Change | None:
     for change in changes[1:]:
         if all(independent(change, other) for other in chosen):
             chosen.append(change)
-    return joined(chosen) if len(chosen) > 1 else None
+    return replace(joined(chosen), together=True) if len(chosen) > 1 else None
 
 
 def pairs(alone: Mapping[frozenset[str], tuple[Change, float]]) -> list[Change]:

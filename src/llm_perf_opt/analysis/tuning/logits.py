@@ -4,6 +4,7 @@ The base is also recorded in fp32. Its distance from fp32 is its rounding error.
 round differently, but not worse, and it may choose another token only where the base cannot tell the two apart.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +18,11 @@ from llm_perf_opt.core.units import significant
 Tokens = Sequence[Sequence[int]]
 """The new tokens of each sequence."""
 MOST_RMS_GROWTH, MOST_MAX_GROWTH = 1.25, 2.0
-"""How much larger than before the error against fp32 may be, as root mean square and at most. The root mean square is over
-thousands of values and hardly varies; the largest is a single one."""
+"""How much larger than before the error against fp32 may be, as root mean square over all tokens and at most at each token. The
+root mean square is over thousands of values and hardly varies; the largest is a single one."""
+MOST_MOVED = 2.0
+"""After a change of precision: how far a further change may move the logits, in root mean squares of the base's rounding error.
+Two independent roundings are 1.4 apart."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,9 @@ class LogitCheck:
     error_before: LogitError | None = None
     """That of the configuration before, which is the base unless a change of precision was kept."""
     rounding: float | None = None
-    """The largest error of the base: a smaller margin between two tokens is a tie."""
+    """The largest error of the base at the token with the largest margin: a smaller margin is a tie. None if all are equal."""
     largest_margin: float | None = None
-    """The largest margin between two tokens of which the runs chose different ones; None if all are equal."""
+    """The margin between two tokens of which the runs chose different ones, where it is largest for the rounding error there."""
     fp32_why: str = ""
     """Why there is no recording in fp32."""
     dtype: str = ""
@@ -95,13 +99,52 @@ def check_logits(base: Maybe[Logits], before: Maybe[Logits], tried: Maybe[Logits
     )
     if isinstance(base.fp32, Missing):
         return replace(found, fp32_why=base.fp32.why, flaw=f"there are no logits in fp32 to compare with: {base.fp32.why}")
-    errors = [_error(logits, base.fp32) for logits in (tried, before, base)]
+    found = replace(found, error=_error(tried, base.fp32), error_before=_error(before, base.fp32))
     order = base.fp32 if before is base else before.values
-    margins = [_margin(base, order, place, before.chosen, tried.chosen) for place in np.argwhere(~equal)]
-    known = [margin for margin in margins if margin is not None]
-    largest = float(np.max(known)) if known else None
-    found = replace(found, error=errors[0], error_before=errors[1], rounding=errors[2].max, largest_margin=largest)
-    return replace(found, flaw=_flaw(found, unknown=len(margins) - len(known)))
+    places, limits = np.argwhere(~equal), _error_at_tokens(base, base.fp32)
+    margins = [(_margin(base, order, place, before.chosen, tried.chosen), float(limits[tuple(place)])) for place in places]
+    known = [(margin, limit) for margin, limit in margins if margin is not None]
+    if known:
+        margin, limit = max(known, key=lambda pair: pair[0] / pair[1] if pair[1] else math.inf)
+        found = replace(found, largest_margin=margin, rounding=limit)
+    flaw = _flaw(found, unknown=len(margins) - len(known)) or _grown(
+        tried, np.maximum(limits, _error_at_tokens(before, base.fp32)), base.fp32
+    )
+    moved = "" if before is base else _moved(tried, before, _error(base, base.fp32).rms)
+    return replace(found, flaw=flaw or moved)
+
+
+def _error_at_tokens(logits: Logits, fp32: Any) -> Any:
+    """Return the largest error of each token, at least the usual one: at some tokens all errors happen to be small."""
+    largest = _distance(logits.values, fp32).max(axis=-1)
+    return np.maximum(largest, np.median(largest))
+
+
+def _grown(tried: Logits, then: Any, fp32: Any) -> str:
+    """Return at which token the error grew too much; empty if at none. A value that is not a number does not pass.
+
+    `then`: the largest error of each token before.
+    """
+    now = _distance(tried.values, fp32).max(axis=-1)
+    places = np.argwhere(~(now <= MOST_MAX_GROWTH * then))
+    if not len(places):
+        return ""
+    row, position = places[0]
+    return (
+        f"at token {position} of sequence {row}, the largest error against fp32 is {significant(now[row, position], 3)}, "
+        f"more than {significant(MOST_MAX_GROWTH, 3)} × the {significant(then[row, position], 3)} before"
+    )
+
+
+def _moved(tried: Logits, before: Logits, rounding: float) -> str:
+    """Return why a change after one of precision is more than rounding: it moves the logits too far."""
+    moved = float(np.sqrt(np.square(_distance(tried.values, before.values)).mean()))
+    if moved <= MOST_MOVED * rounding:
+        return ""
+    return (
+        f"the logits moved by {significant(moved, 3)} (root mean square), more than {significant(MOST_MOVED, 3)} × the rounding "
+        f"error of the base, {significant(rounding, 3)}"
+    )
 
 
 def _unlike_fed(base: Logits) -> str:
@@ -112,9 +155,9 @@ def _unlike_fed(base: Logits) -> str:
     why = "the base chose other tokens when its logits were recorded than when it was measured"
     if isinstance(base.fp32, Missing):
         return f"{why}, and whether these are ties is unknown: {base.fp32.why}"
-    margins = [_margin(base, base.fp32, place, base.fed, base.chosen) for place in places]
-    rounding = _error(base, base.fp32).max
-    return "" if all(margin is not None and margin <= rounding for margin in margins) else why
+    limits = _error_at_tokens(base, base.fp32)
+    margins = [(_margin(base, base.fp32, place, base.fed, base.chosen), limits[tuple(place)]) for place in places]
+    return "" if all(margin is not None and margin <= limit for margin, limit in margins) else why
 
 
 def _alike(base: Logits, other: Logits) -> bool:
@@ -147,24 +190,20 @@ def _margin(base: Logits, order: Any, place: Any, before: Any, after: Any) -> fl
 def _flaw(found: LogitCheck, unknown: int) -> str:
     """Return why the difference is more than rounding. A value that is not a number does not pass."""
     error, before, rounding, margin = found.error, found.error_before, found.rounding, found.largest_margin
-    if error is None or before is None or rounding is None:
+    if error is None or before is None:
         return "there are no logits in fp32 to compare with"
     if unknown:
         return f"tokens differ that are not among the most likely ones of the base ({unknown:,})"
-    if margin is not None and not margin <= rounding:
+    if margin is not None and rounding is not None and not margin <= rounding:
         return (
             f"a token differs whose margin is {significant(margin, 3)}, "
-            f"more than the rounding error of the base, {significant(rounding, 3)}"
+            f"more than the rounding error of the base there, {significant(rounding, 3)}"
         )
-    for name, now, then, most in (
-        ("root mean square", error.rms, before.rms, MOST_RMS_GROWTH),
-        ("largest", error.max, before.max, MOST_MAX_GROWTH),
-    ):
-        if not now <= most * then:
-            return (
-                f"the {name} error against fp32 is {significant(now, 3)}, more than {significant(most, 3)} × the "
-                f"{significant(then, 3)} before"
-            )
+    if not error.rms <= MOST_RMS_GROWTH * before.rms:
+        return (
+            f"the root mean square error against fp32 is {significant(error.rms, 3)}, more than "
+            f"{significant(MOST_RMS_GROWTH, 3)} × the {significant(before.rms, 3)} before"
+        )
     return ""
 
 
