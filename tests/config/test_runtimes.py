@@ -252,6 +252,7 @@ def test_an_engine_that_says_it_began_before_it_was_asked_is_refused(tmp_path: P
     assert (done.returncode, "ms before `generate` was called" in done.stderr) == (4, True), done.stderr
 
 
+@pytest.mark.slow
 def test_tokens_handed_over_in_pairs_have_no_steps_of_their_own(tmp_path: Path) -> None:
     pairs = (
         "return replace(made, arrivals_ns=tuple((row[0], *(row[i + i % 2] for i in range(1, 7))) for row in made.arrivals_ns))"

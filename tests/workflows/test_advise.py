@@ -206,6 +206,7 @@ def tried_in(folder: RunFolder, chosen: list[Finding], remeasure: bool = False) 
     return verify(opened, analyze(opened), chosen, ["llm-perf", "advise"], QuietProgress(), remeasure=remeasure)
 
 
+@pytest.mark.slow
 def test_a_whole_trial_beside_the_run(run: RunFolder) -> None:
     """Plain configuration is tried in a run of its own, and one that cannot be composed stops nothing."""
     chosen = [finding(id="impossible", overrides=["runtime.batch_size=0"]), finding(kind="throughput", saving_low_ns=0)]

@@ -119,11 +119,13 @@ def _add_sources(searched: Sequence[Path]) -> "list[OwnSource]":
     """Make Hydra search these folders before the package."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from llm_perf_opt.config.project_files import OwnSource
+    from llm_perf_opt.config.project_files import OwnSource, PackagedSource
 
     sources = [OwnSource(folder) for folder in searched]
     loader: Any = GlobalHydra.instance().config_loader()
-    loader.repository.sources[1:1] = sources  # after Hydra's own options
+    known = loader.repository.sources
+    known[:] = [PackagedSource(source) if source.path == CONF_MODULE else source for source in known]
+    known[1:1] = sources  # after Hydra's own options
     return sources
 
 

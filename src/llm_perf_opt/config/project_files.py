@@ -5,14 +5,15 @@ defaults of its group. `hydra/default.yaml` may have its settings under `hydra:`
 other sections (`experiment`, `hydra`, another group) at its top level.
 """
 
+import copy
 import io
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from hydra.core.object_type import ObjectType
@@ -112,6 +113,48 @@ class OwnSource(ConfigSource):
 
     def _place(self, config_path: str) -> Path:
         return self.folder / config_path
+
+
+class PackagedSource(ConfigSource):
+    """The packaged options, as a source for Hydra that reads each file once per process: a sweep composes many times."""
+
+    _read: ClassVar[dict[str, ConfigResult]] = {}
+
+    def __init__(self, source: ConfigSource) -> None:
+        super().__init__(source.provider, f"{source.scheme()}://{source.path}")
+        self._source = source
+
+    def __deepcopy__(self, memo: Any) -> "PackagedSource":
+        """Return itself: it does not change."""
+        return self
+
+    @staticmethod
+    def scheme() -> str:
+        """Return the scheme of such a source in Hydra's messages."""
+        return "pkg"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return a copy of a file's settings; Hydra changes what it gets."""
+        found = self._read.get(config_path)
+        if found is None:
+            found = self._read[config_path] = self._source.load_config(config_path)
+        return replace(found, config=copy.deepcopy(found.config), header=dict(found.header))
+
+    def available(self) -> bool:
+        """Return whether the package is there."""
+        return self._source.available()
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether there is such a group."""
+        return self._source.is_group(config_path)
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether there is such an option."""
+        return self._source.is_config(config_path)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> _Names:
+        """Return the options and groups in a group."""
+        return self._source.list(config_path, results_filter)
 
 
 def _is_inside(config_path: str) -> bool:

@@ -105,6 +105,7 @@ def test_every_quantity_has_a_row_and_every_row_a_value_or_a_reason(measured: Ce
             assert row.how
 
 
+@pytest.mark.slow
 def test_what_a_cpu_has_is_measured_and_what_it_lacks_says_so(measured: Ceilings) -> None:
     values = {row.key: row.value for row in measured.rows}
     for key in ("gemm_fp32", "gemm_bf16", "gemm_fp16", "read", "copy", "gemv", "dispatch", "view_call", "threads_1_gemm"):
