@@ -26,7 +26,7 @@ profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machi
 	$(BIN)/llm-perf run $(OVERRIDES)
 
 tune: $(INSTALLED)  ## search for a faster configuration of the tiny model on the CPU, in less than five minutes
-	$(BIN)/llm-perf tune model=tiny hardware=cpu profiling=minimal runtime.num_new_tokens=32 runtime.max_repeats=10 runtime.max_warmup=8 profiling.ceilings_s=1 --budget 270s
+	$(BIN)/llm-perf tune model=tiny hardware=cpu hardware.threads=1 profiling=minimal runtime.num_new_tokens=32 runtime.max_repeats=10 runtime.max_warmup=8 profiling.ceilings_s=1 --runs 5 --budget 280s
 
 test: $(INSTALLED)  ## the tests, in minutes
 	$(PYTEST) -m 'not slow'

@@ -189,7 +189,8 @@ def _steps(found: TuneResult) -> Table:
             " ".join(step.change), _source(step), _predicted(step), _time(step.measured_ns, step), _time(step.before_ns, step),
             _change(step), cell(_NO_ROOFLINE if step.distance is None else step.distance.times, times), tokens_text(step),
         )  # fmt: skip
-    table.foot = "The gains of single steps are likely too large, because the best of several changes was chosen."
+    if len(found.steps) > 1:
+        table.foot = "The gains of single steps are likely too large, because the best of several changes was chosen."
     return table
 
 
