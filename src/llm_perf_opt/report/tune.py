@@ -61,8 +61,8 @@ def tune_document(found: TuneResult, name: str) -> Document:
     notice = "" if found.confirmed or not kept else _unconfirmed(found)
     rejected = [step for step in found.steps if not step.kept]
     subtitle = (
-        f"Objective: {found.objective}. {len(found.steps)} changes tried, {len(kept)} kept; {duration(found.spent_s * 1e9)} of "
-        f"{duration(found.budget_s * 1e9)} spent. Ended: {found.why}."
+        f"Objective: {found.objective}. Changes: {len(found.steps)} tried, {len(kept)} kept. {duration(found.spent_s * 1e9)} of "
+        f"{duration(found.budget_s * 1e9)} were spent. Ended: {found.why}."
     )
     sections = [
         Section("result", "Result", [_cards(found), Paragraph(_summary(found)), *_constraints(found), *_best(found)]),
