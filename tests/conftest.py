@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if LONG_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
+    items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
     if order := os.environ.get("LLM_PERF_TEST_ORDER"):
         random.Random(order).shuffle(items)
 
@@ -69,12 +69,20 @@ def pytest_collection_finish() -> None:
 _LONGEST = (
     "test_vllm_engine.py",
     "test_engine.py",
-    "test_engine_killed.py",
-    "test_fuzz.py",
-    "test_nsys_fuzz.py",
     "test_app.py",
     "test_nsight_run.py",
-    "test_lines.py",
+    "test_from_the_guides.py",
+    "test_statistics.py",
+    "test_ranks.py",
+    "test_openvino_genai_runner.py",
+    "test_engine_killed.py",
+    "test_onnxruntime_genai_runner.py",
+    "test_fuzz.py",
+    "test_vision_language.py",
+    "test_real_slurm.py",
+    "test_llamacpp_runner.py",
+    "test_in_chromium.py",
+    "test_real_ray.py",
 )
 """These files are started first, so that no worker still has a long one when the others have finished."""
 

@@ -93,7 +93,8 @@ def test_random_weights_repeat_with_the_seed_and_are_not_zero() -> None:
     def weights(seed: int) -> torch.Tensor:
         model = replace(run.model, seed=seed)
         built = models.build_model(models.load_config(model), model, run.runtime, torch.device("cpu"), torch.float32)
-        return next(built.parameters()).detach()
+        first: torch.Tensor = next(built.parameters()).detach()
+        return first
 
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))

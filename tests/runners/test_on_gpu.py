@@ -1,5 +1,6 @@
 """What only a GPU can show. Run with: python -m pytest -m gpu"""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_each_format_multiplies_with_its_rounded_weights(kind: Quantization) -> 
     path = "model.layers.0.mlp.gate_proj"
     before, layer = exact.model.get_submodule(path), opened.model.get_submodule(path)
     most = {"int8": 0.02, "fp8": 0.05, "int4": 0.15}[kind]
-    compiled = torch.compile(layer, dynamic=False)
+    compiled: Callable[[torch.Tensor], torch.Tensor] = torch.compile(layer, dynamic=False)
     with torch.inference_mode():
         for rows in (1, 3, 64):
             inputs = torch.randn((rows, 256), dtype=torch.bfloat16, device="cuda")

@@ -54,7 +54,8 @@ def split_bytes(model: "PreTrainedModel", ranks: int) -> int:
         style = plan.get(_pattern(name)) or plan.get(_pattern(module), "")
         cut = style in _CUT and not (kind == "bias" and "row" in style)
         total += tensor.element_size() * (-(-tensor.numel() // ranks) if cut else tensor.numel())
-    return total + sum(tensor.numel() * tensor.element_size() for tensor in model.buffers())
+    buffers: int = sum(tensor.numel() * tensor.element_size() for tensor in model.buffers())
+    return total + buffers
 
 
 def _pattern(name: str) -> str:
