@@ -4,13 +4,17 @@ Each command stands here as the guides write it. It works, or its answer says wh
 profile, so that they take seconds; nothing else is added.
 """
 
+import io
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -42,6 +46,8 @@ NSYS = (
     "+inputs.manifest=/abs/path/inputs.yaml hydra.run.dir=$(pwd)/tmp/stage2/$(date +%Y%m%d-%H%M%S) hydra.job.chdir=true"
 )
 
+SESSION = "tests/manual/stage2_profile/manual_stage2_profile.py"
+
 PROFILES = pytest.mark.slow
 COMMANDS = [
     # The guide to the structure of a project.
@@ -64,7 +70,7 @@ COMMANDS = [
     pytest.param("pixi run stage2-profile", 3, "Nsight Systems was requested", marks=PROFILES),
     pytest.param("pixi run python -c \"import llm_perf_opt; print('ok')\"", 0, "ok", marks=PROFILES),
     pytest.param("pixi run python -c \"print('stage2-profile' in open('pyproject.toml').read())\"", 0, "True"),
-    pytest.param("pixi run python tests/manual/stage2_profile/manual_stage2_profile.py", 0, "status partial", marks=PROFILES),
+    pytest.param(f"pixi run python {SESSION}", 0, "status partial", marks=PROFILES),
 ]
 IN_FILES = [
     # These read the option files and the datasets of the project.
@@ -95,8 +101,10 @@ def drive(command: str, project: Path, more: tuple[str, ...] = ()) -> "subproces
     if words[:2] == ["pixi", "run"]:
         words = [*shlex.split(TASKS[words[2]]), *words[3:]] if words[2] in TASKS else words[2:]
     assert words[0] == "python"
+    if words[1] == SESSION:
+        return session_script(project)
     if words[1] != "-m":
-        argv = [sys.executable, *words[1:], *(SHORT if "profile" in words[1] else ())]
+        argv = [sys.executable, *words[1:]]
         environment = {**os.environ, "NSYS": "/none", "NCU": "/none", "PATH": str(Path(sys.executable).parent)}
         return subprocess.run(argv, cwd=project, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
     module, rest = words[2], words[3:]
@@ -107,6 +115,21 @@ def drive(command: str, project: Path, more: tuple[str, ...] = ()) -> "subproces
     runs = not rest or "=" in rest[0] or rest[0] in ("run", "-m")
     with patch.object(passes, "locate", lambda _: Located(None)):
         return llm_perf(*rest, *((*SHORT, *more) if runs else ()), cwd=project)
+
+
+def session_script(project: Path) -> "subprocess.CompletedProcess[str]":
+    """Run the script that makes a deep session and checks it; the session itself is made in this process."""
+
+    def start(argv: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
+        assert argv[:3] == [sys.executable, "-m", deep_profile_runner.__name__]
+        return drive(" ".join(["python", *argv[1:]]), project)
+
+    main, out = runpy.run_path(str(project / SESSION))["main"], io.StringIO()
+    with pytest.MonkeyPatch.context() as place, redirect_stdout(out):
+        place.chdir(project)
+        place.setitem(main.__globals__, "subprocess", SimpleNamespace(run=start))
+        code = main([])
+    return subprocess.CompletedProcess([SESSION], code, out.getvalue(), "")
 
 
 def replaced_by(main: object, rest: list[str]) -> list[str]:
@@ -150,6 +173,13 @@ def test_a_variant_is_made_and_used(whole: Path) -> None:
         done = drive(command, whole)
         assert clean_end(done, (0,)), f"{command}\n{done.stdout}\n{done.stderr}"
     assert (whole / "datasets" / "openwebtext" / "subset-1k" / "metadata.yaml").is_file()
+
+
+def test_the_runner_of_a_deep_session_becomes_the_command(plain: Path) -> None:
+    argv = [sys.executable, "-m", deep_profile_runner.__name__, "--dry-run", "--json", "runtime.batch_size=3"]
+    done = subprocess.run(argv, cwd=plain, capture_output=True, text=True, timeout=HANG_S, check=True)
+    config = json.loads(done.stdout)["config"]
+    assert (config["runtime"]["batch_size"], config["profiling"]["nsys"]["enable"]) == (3, True)
 
 
 @pytest.mark.slow

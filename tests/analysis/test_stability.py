@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from builders import MS, clean_timings, iteration
 from llm_perf_opt.analysis.stability import (
@@ -12,7 +14,10 @@ from llm_perf_opt.analysis.stability import (
     Floats,
     Movement,
     Stability,
+    median,
+    medians,
     movement_warnings,
+    quantile,
     run_stability,
     stability,
 )
@@ -126,3 +131,12 @@ def test_a_run_that_moved_is_warned_of_once() -> None:
     drifting = 100 * np.exp(0.04 * np.linspace(0, 1, 30) + noise(30, 0.002))
     (warning,) = movement_warnings(moving(drifting, drifting))
     assert warning.text.startswith("End to end: repeats drift by +3.9 % from first to last.")
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40), st.floats(0, 1))
+def test_medians_and_quantiles_are_those_of_numpy(values: list[float], share: float) -> None:
+    numbers = np.asarray(values)
+    assert median(numbers) == np.median(numbers)
+    assert quantile(np.sort(numbers), share) == np.quantile(numbers, share)
+    table = np.stack([numbers, numbers[::-1] + 1, numbers * numbers])
+    assert (medians(table) == np.median(table, axis=1)).all()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from command import HANG_S, llm_perf, llm_perf_process
+from llm_perf_opt.runners.llm_profile_runner import read_config, run_pass
 
 SMALL = ("runtime.num_new_tokens=5", "runtime.prompt_tokens=16", "runtime.max_repeats=7", "runtime.min_repeats=6")
 LONG = ("runtime.num_new_tokens=200", "runtime.max_repeats=100000", "runtime.min_repeats=100000", "runtime.max_warmup=1")
@@ -134,21 +136,16 @@ def test_report_verb_makes_it_anew(whole_run: tuple[Path, dict[str, Any]]) -> No
 
 @pytest.mark.slow
 def test_a_whole_run_in_processes_of_its_own(tmp_path: Path) -> None:
-    """As a user starts it: the command is a process, and so is each pass."""
-    outcome = run_json(*SMALL, "profiling.ceilings_s=0.5", cwd=tmp_path, start=llm_perf_process)
+    """As a user starts it: the command is a process, and so is each pass. Its configuration runs again."""
+    prompts = ("dataset=sample_prompts", "runtime.prompt_tokens=150", "runtime.batch_size=3")
+    outcome = run_json(*SMALL, *prompts, "profiling.ceilings_s=0.2", cwd=tmp_path, start=llm_perf_process)
     run = Path(outcome["run"])
     assert outcome["status"] == "complete"
     assert statuses(run) == {"nvml": "complete", "clean": "complete", "ceilings": "complete", "torch": "complete"}
     assert (run / "raw/torch/trace.json.gz").stat().st_size > 0
-
-
-@pytest.mark.slow
-def test_config_of_a_run_runs_again(whole_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    run, _ = whole_run
-    module = "llm_perf_opt.runners.llm_profile_runner"
-    argv = [sys.executable, "-m", module, "--config", str(run / "config.yaml"), "--pass", "clean", "--out", str(tmp_path)]
-    subprocess.run(argv, check=True, capture_output=True, timeout=HANG_S)
-    first, second = (json.loads((folder / "timings.json").read_text()) for folder in (run / "raw/clean", tmp_path))
+    assert run_pass(read_config(run / "config.yaml"), "clean", tmp_path / "again")
+    first, second = (json.loads((folder / "timings.json").read_text()) for folder in (run / "raw/clean", tmp_path / "again"))
+    assert len(set(first["workload"]["prompt_tokens"])) > 1
     assert second["workload"] == first["workload"]
     assert second["tokens_sha256"] == first["tokens_sha256"]
 
@@ -199,33 +196,50 @@ def test_a_request_that_cannot_be_met_fails_with_one_message(tmp_path: Path, wor
     assert said in manifest(only_run(tmp_path))["why"]
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A long run that is measuring by now."""
+@contextmanager
+def long_run(folder: Path, line: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A long run that has printed this line."""
     argv = [sys.executable, "-m", "llm_perf_opt", "run", *LONG]
     process = subprocess.Popen(
-        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stderr is not None
-    for line in process.stderr:
-        if "repeats" in line:
+    for said in process.stderr:
+        if line in said:
             break
-    yield process, only_run(tmp_path)
+    yield process, only_run(folder)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A long run that is measuring by now."""
+    with long_run(tmp_path, "repeats") as found:
+        yield found
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A run whose measured process has been started and has not yet loaded PyTorch, which takes most of the time."""
+    with long_run(tmp_path, "clean: ") as found:
+        yield found
+
+
 def measured_pid(run: Path) -> int:
-    """The measured process, found by its own command line."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"--pass" in words and str(run / "config.yaml").encode() in words:
-                return int(entry.name)
+    """The measured process, found by its own command line as soon as it is there."""
+    deadline = time.monotonic() + HANG_S
+    while time.monotonic() < deadline:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if b"--pass" in words and str(run / "config.yaml").encode() in words:
+                    return int(entry.name)
+        time.sleep(0.1)
     raise AssertionError("the measured process is not there")
 
 
@@ -257,28 +271,43 @@ def test_interrupt_keeps_what_was_measured(running: tuple[subprocess.Popen[str],
     assert "report:" in out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Popen[str], Path], number: int, code: int) -> None:
-    """As a scheduler ends it, or a terminal that is closed."""
-    process, run = running
+def ended_by(number: int, process: subprocess.Popen[str], run: Path) -> str:
+    """Send a signal twice and check how the run ends; its standard output."""
     pid = measured_pid(run)
     process.send_signal(number)
     process.send_signal(number)
     out, err = process.communicate(timeout=HANG_S)
-    assert process.returncode == code
+    assert process.returncode == 128 + number
     assert f"error: Ended by {signal.Signals(number).name}" in err
+    assert "Traceback" not in err
     assert signal.Signals(number).name in manifest(run)["why"]
     assert gone(pid)
-    assert manifest(run)["status"] == "partial"
     assert statuses(run) == {"nvml": "complete", "clean": "failed", "ceilings": "skipped", "torch": "skipped"}
+    return out
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Popen[str], Path]) -> None:
+    """As a scheduler ends it."""
+    process, run = running
+    out = ended_by(signal.SIGTERM, process, run)
+    assert manifest(run)["status"] == "partial"
     assert "interrupted after" in (run / "report.md").read_text()
     assert "report:" in out
 
 
 @pytest.mark.slow
-def test_a_killed_child_is_called_that(running: tuple[subprocess.Popen[str], Path]) -> None:
-    process, run = running
+def test_a_signal_ends_a_run_that_has_measured_nothing(starting: tuple[subprocess.Popen[str], Path]) -> None:
+    """As a terminal that is closed ends it."""
+    process, run = starting
+    ended_by(signal.SIGHUP, process, run)
+    assert manifest(run)["status"] == "failed"
+    assert not (run / "raw/clean/timings.json").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_child_is_called_that(starting: tuple[subprocess.Popen[str], Path]) -> None:
+    process, run = starting
     os.kill(measured_pid(run), signal.SIGKILL)
     _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 4
@@ -288,8 +317,8 @@ def test_a_killed_child_is_called_that(running: tuple[subprocess.Popen[str], Pat
 
 
 @pytest.mark.slow
-def test_killing_us_leaves_a_truthful_folder_and_no_process(running: tuple[subprocess.Popen[str], Path]) -> None:
-    process, run = running
+def test_killing_us_leaves_a_truthful_folder_and_no_process(starting: tuple[subprocess.Popen[str], Path]) -> None:
+    process, run = starting
     pid = measured_pid(run)
     process.kill()
     process.wait()

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from command import llm_perf
 from llm_perf_opt.traces.events import Trace
@@ -24,11 +25,36 @@ def durations_ns(trace: Trace, name: str) -> list[int]:
     return [int(trace.ranges.end_ns[row] - trace.ranges.start_ns[row]) for row in rows]
 
 
-def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = ["profiling=nsys", "profiling.clean=false", *SMALL, "runtime.num_new_tokens=17", f"hydra.run.dir={run}"]
-    text = below_nsys("run", "--json", "-q", *words, nsys=real_nsys, cwd=tmp_path)
-    assert json.loads(text)["status"] == "complete", (run / "run.json").read_text()
+@pytest.fixture(scope="module")
+def sweep(real_nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A sweep of two models: the run of each, by the model's name."""
+    folder = tmp_path_factory.mktemp("sweep")
+    models = ("tiny", "tiny_qwen3_vl")
+    words = ["profiling=nsys", "profiling.clean=false", *SMALL, "runtime.num_new_tokens=17", f"model={','.join(models)}"]
+    below_nsys("run", "-m", "-q", *words, nsys=real_nsys, cwd=folder)
+    runs = [report.parents[2] for report in folder.rglob("run.nsys-rep")]
+    assert len(runs) == 2
+    return {name: run for name in models for run in runs if model_of(run) == name}
+
+
+def model_of(run: Path) -> str:
+    return str(yaml.safe_load((run / "config.yaml").read_text())["model"]["name"])
+
+
+def test_a_sweep_has_a_report_of_its_own_for_each_point(sweep: dict[str, Path]) -> None:
+    """One tool around the whole sweep would gate on the first point alone."""
+    assert len(sweep) == 2
+    for run in sweep.values():
+        assert len(durations_ns(read_nsys(run / "raw/nsys/run.sqlite"), "decode_step")) == 16
+        manifest = json.loads((run / "run.json").read_text())
+        assert manifest["status"] == "complete"
+        (entry,) = manifest["passes"]
+        assert (entry["name"], entry["status"]) == ("nsys", "complete")
+        assert f"--config {run}/config.yaml" in " ".join(entry["argv"])
+
+
+def test_a_gated_run_agrees_with_the_runners_own_clock(sweep: dict[str, Path]) -> None:
+    run = sweep["tiny"]
     own = json.loads((run / "raw/nsys/stages.json").read_text())
     trace = read_nsys(run / "raw/nsys/run.sqlite")
     assert trace.complete
@@ -46,11 +72,8 @@ def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path
     assert "n/a" in (run / "kernels.md").read_text(), "a CPU has no kernels, and the page says so"
 
 
-def test_the_sub_stages_of_a_vision_language_model_are_ranges_in_prefill(real_nsys: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = ["profiling=nsys", "profiling.clean=false", *SMALL, "model=tiny_qwen3_vl", "runtime.num_new_tokens=3"]
-    below_nsys("run", "-q", *words, f"hydra.run.dir={run}", nsys=real_nsys, cwd=tmp_path)
-    regions = (run / "regions.md").read_text()
+def test_the_sub_stages_of_a_vision_language_model_are_ranges_in_prefill(sweep: dict[str, Path]) -> None:
+    regions = (sweep["tiny_qwen3_vl"] / "regions.md").read_text()
     for inner, calls in {"vision": 1, "vision/deepstack": 2, "vision/projector": 1, "language": 1}.items():
         assert f"| profile/prefill/{inner} | {calls} |" in regions
 
@@ -96,21 +119,3 @@ def test_unknown_counters_are_refused_before_anything_starts(tmp_path: Path, ask
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert not run.exists()
-
-
-def test_a_sweep_has_a_report_of_its_own_for_each_point(real_nsys: Path, tmp_path: Path) -> None:
-    """One tool around the whole sweep would gate on the first point alone."""
-    words = ["profiling=nsys", "profiling.clean=false", "runtime.prompt_tokens=16,24", *SMALL[:1], *SMALL[2:]]
-    below_nsys("run", "-m", "-q", *words, nsys=real_nsys, cwd=tmp_path)
-    reports = sorted(tmp_path.rglob("run.nsys-rep"))
-    assert len(reports) == 2
-    for report in reports:
-        run = report.parents[2]
-        assert steps_in(run) == 4
-        (entry,) = json.loads((run / "run.json").read_text())["passes"]
-        assert (entry["name"], entry["status"]) == ("nsys", "complete")
-        assert f"--config {run}/config.yaml" in " ".join(entry["argv"])
-
-
-def steps_in(run: Path) -> int:
-    return len(durations_ns(read_nsys(run / "raw/nsys/run.sqlite"), "decode_step"))

@@ -1,7 +1,9 @@
 """Vision-language models: the tokens of transformers' generate with images, sub-stages under prefill, recorded geometry."""
 
+import functools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,12 @@ def opened(family: str, *more: str) -> Session:
     return session
 
 
+@functools.cache
+def usual(family: str) -> Session:
+    """Return one such session of the usual request, for tests that do not change it."""
+    return opened(family)
+
+
 def stepped(session: Session) -> list[list[int]]:
     runner = session.runner
     assert isinstance(runner, PyTorchRunner)
@@ -81,6 +89,12 @@ def generated(session: Session) -> list[list[int]]:
         )
     found: list[list[int]] = whole[:, width:].tolist()
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sessions_are_closed() -> Iterator[None]:
+    yield
+    usual.cache_clear()
 
 
 def test_every_family_has_a_small_model() -> None:
@@ -113,7 +127,7 @@ def test_two_images_and_texts_of_different_lengths_give_the_tokens_of_generate(f
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_static_cache_gives_the_same_tokens(family: str) -> None:
-    assert stepped(opened(family, "runtime.cache=static")) == stepped(opened(family))
+    assert stepped(opened(family, "runtime.cache=static")) == stepped(usual(family))
 
 
 @pytest.mark.slow
@@ -130,7 +144,7 @@ def test_tiles_are_views_of_their_own(family: str) -> None:
 @pytest.mark.parametrize("family", SAMPLED)
 def test_the_recorded_geometry_is_what_the_model_computes(family: str) -> None:
     """The encoder really sees this many patches, and gives this many tokens: otherwise the forward raises."""
-    session = open_session(compose(words(family)).config)
+    session = usual(family)
     vision = session.workload.vision
     assert vision is not None
     assert vision.images == 2
@@ -256,7 +270,7 @@ def test_images_of_a_folder_are_resized_for_random_weights(family: str, pages: P
     assert len(set(vision.files)) == 2
     assert set(vision.files) < {"0.png", "1.png", "2.png"}
     assert set(vision.sizes) < {(200, 300), (640, 64), (500, 500)}
-    plain = open_session(compose(words(family)).config).workload.vision
+    plain = usual(family).workload.vision
     assert plain is not None
     assert (vision.pixel_shapes, vision.grids, vision.image_tokens) == (plain.pixel_shapes, plain.grids, plain.image_tokens)
     pixels = session.batch.images["pixel_values"]
@@ -335,7 +349,7 @@ def test_a_local_folder_is_run_with_its_image_processor(family: str, pages: Path
 
     image = pytest.importorskip("PIL.Image")
     image.effect_noise((900, 500), 90).convert("RGB").save(pages / "3.png")
-    opened(family).model.save_pretrained(tmp_path / "model")
+    usual(family).model.save_pretrained(tmp_path / "model")
     kind, options = PROCESSORS[family]
     sizes = {name: {"height": side, "width": side} for name, side in options.items() if "size" in name and name != "patch_size"}
     resolve_name(f"transformers.models.{kind}")(**{**options, **sizes}).save_pretrained(tmp_path / "model")

@@ -56,11 +56,11 @@ class Columns:
             raise ValueError(f"columns of different length: {lengths}")
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+        return len(getattr(self, _column_names(type(self))[0]))
 
     def columns(self) -> dict[str, Any]:
         """Return name → array, in the order of declaration."""
-        return {column.name: getattr(self, column.name) for column in fields(self)}
+        return {name: getattr(self, name) for name in _column_names(type(self))}
 
     def rows(self: C, which: Any) -> C:
         """Return the rows that a mask or an index array selects, in its order."""
@@ -70,6 +70,17 @@ class Columns:
     def none(cls: type[C]) -> C:
         """Return a table without rows."""
         return cls(**{column.name: np.empty(0, _DTYPES[str(column.type)]) for column in fields(cls)})
+
+
+def _column_names(table: type[Columns]) -> tuple[str, ...]:
+    """Return the names of a table's columns; kept, because a trace in many chunks asks for them often."""
+    found = _NAMES.get(table)
+    if found is None:
+        found = _NAMES[table] = tuple(column.name for column in fields(table))
+    return found
+
+
+_NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
 def is_beyond_clocks(start_ns: Int64, end_ns: Int64) -> Bool:

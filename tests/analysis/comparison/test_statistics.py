@@ -257,7 +257,7 @@ def test_single_equal_runs_on_a_cpu_are_never_called_different(name: str, stage:
     found = [compared([one], [other], ON_CPU) for one, other in pairs]
     assert {one.verdict for one in found} == {NONE}
     assert all(isinstance(one.interval, Missing) for one in found)
-    assert sum(compared([one], [other]).verdict != NONE for one, other in pairs) > 0, "the assumption is what must not be made"
+    assert any(compared([one], [other]).verdict != NONE for one, other in pairs), "the assumption is what must not be made"
 
 
 def test_two_quiet_equal_runs_differ_by_a_factor_of_two() -> None:
@@ -490,17 +490,11 @@ def called(kind: str, plan: Plan, order: Order = "in turn", count: int = 200) ->
     return false_verdicts(found) / count
 
 
-@pytest.mark.parametrize("kind", ["drift, own", "one switch"])
-@pytest.mark.slow
-def test_a_machine_that_moves_is_rarely_called_a_change(kind: str) -> None:
-    """The cheap part of the next test; 8 and 16 % before movements were looked for."""
-    assert called(kind, Plan()) <= 0.05
-
-
-@pytest.mark.slow  # together half a minute; of moving machines, 300 pairs tell 4 % from 7 %
+@pytest.mark.slow  # of moving machines, 300 pairs tell 4 % from 7 %
 @pytest.mark.parametrize("plan", [Plan(), Plan(runs=3, repeats=10)], ids=["one run a side", "three in turn"])
 @pytest.mark.parametrize("kind", MACHINES)
 def test_no_kind_of_noise_is_called_a_change_in_more_than_5_percent(kind: str, plan: Plan) -> None:
+    """One run a side: 8 % of a drift of its own and 16 % of one switch before movements were looked for."""
     assert called(kind, plan, count=300 if kind in MOVING else 200) <= 0.05
 
 
@@ -529,12 +523,6 @@ POWER_BEFORE = {
 def test_looking_for_movements_costs_no_power(kind: str, runs: int, slowdown: float) -> None:
     plan = Plan(runs=runs, repeats=30 if runs == 1 else 10, slowdown=slowdown)
     assert called(kind, plan) >= POWER_BEFORE[kind, runs, slowdown]
-
-
-@pytest.mark.slow
-def test_one_run_per_side_still_detects_a_slowdown() -> None:
-    """The cheap part of the test above."""
-    assert called("log-normal", Plan(slowdown=0.10)) >= POWER_BEFORE["log-normal", 1, 0.10]
 
 
 def test_a_difference_that_the_machine_explains_reaches_to_no_change() -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from llm_perf_opt.analysis.stability import Floats, Movement, Stability, inflation_of, quarter_spread
+from llm_perf_opt.analysis.stability import Floats, Movement, Stability, inflation_of, median, quarter_spread
 from llm_perf_opt.core.records import Maybe, Missing
 
 Side = Literal["base", "new"]
@@ -72,7 +72,7 @@ def rival(earlier: Floats, later: Floats, sides: tuple[Side, Side] = ("base", "n
 
 def _without_outliers(earlier: Floats, later: Floats) -> tuple[Floats, Floats]:
     """Return the repeats with outliers limited to `_WITHIN`. One outlier would otherwise hide any shift or drift."""
-    levels = float(np.median(earlier)), float(np.median(later))
+    levels = median(earlier), median(later)
     reach = _WITHIN * quarter_spread(np.concatenate([earlier - levels[0], later - levels[1]]))
     low, high = min(levels) - reach, max(levels) + reach
     return np.clip(earlier, low, high), np.clip(later, low, high)

@@ -32,7 +32,7 @@ from dataclasses import replace
 import numpy as np
 
 from llm_perf_opt.analysis.comparison.effects import Effect, Interval, Judgement, Order, Rival, Uncertainty, Verdict, rival
-from llm_perf_opt.analysis.stability import Floats, inflation_of, quarter_spread, stability
+from llm_perf_opt.analysis.stability import Floats, inflation_of, median, medians, quantile, quarter_spread, stability
 from llm_perf_opt.analysis.stats import student_quantile
 from llm_perf_opt.core.records import Maybe, Missing
 
@@ -45,19 +45,19 @@ class SampledSide:
     """A side: its profile (one value per step, or just one), bootstrap draws of it, and each run's level, as logarithms."""
 
     def __init__(self, runs: Sequence[Floats], inflation: float, generator: np.random.Generator, rates: bool) -> None:
-        profiles = [np.median(run, axis=0) for run in runs]
+        profiles = [medians(run.T) for run in runs]
         draws = [
             profile + inflation * (_resampled_medians(run, generator) - profile)
             for run, profile in zip(runs, profiles, strict=True)
         ]
         self.profile = mean(profiles)
         self.draws = mean(draws)
-        self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
+        self.run_levels: Floats = np.asarray([median(profile) for profile in profiles])
         # As in the run's own report: with an even count, the median averages the middle two times, not logarithms or rates.
         sign = -1 if rates else 1
-        shown = [sign * np.log(np.median(np.median(np.exp(sign * run), axis=0))) for run in runs]
+        shown = [sign * np.log(median(medians(np.exp(sign * run.T)))) for run in runs]
         self.level = float(np.exp(mean(shown)))
-        self.repeats = [np.median(run, axis=1) for run in runs]
+        self.repeats = [medians(run) for run in runs]
         self.scatters = [quarter_spread(values) for values in self.repeats]
         self.visited = max(float(np.ptp(values)) for values in self.repeats)
         self.stability = tuple(stability(values) for values in self.repeats)
@@ -82,13 +82,13 @@ def pooled_scatter(scatters: Sequence[float]) -> float:
 def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
     """Return medians over resampled repeats, draws × steps. Whole repeats are drawn, so their steps stay together."""
     repeats, steps = run.shape
-    medians = np.empty((DRAWS, steps))
+    found = np.empty((DRAWS, steps))
     at_once = max(1, 4_000_000 // (repeats * steps))
     for first in range(0, DRAWS, at_once):
         count = min(at_once, DRAWS - first)
         chosen = generator.integers(0, repeats, (count, repeats))
-        medians[first : first + count] = np.median(run[chosen], axis=1)
-    return medians
+        found[first : first + count] = medians(run.T[:, chosen]).T
+    return found
 
 
 LEVEL = 0.98
@@ -227,10 +227,10 @@ def _effect(
 ) -> Effect:
     """Compare two sides. `base`, `new`: the logarithms of each run, repeats × steps (one column if steps are not paired)."""
     generator = np.random.default_rng(_SEED)
-    inflation = inflation_of([np.median(run, axis=1) for run in (*base, *new)])
+    inflation = inflation_of([medians(run) for run in (*base, *new)])
     sides = SampledSide(base, inflation, generator, higher_is_better), SampledSide(new, inflation, generator, higher_is_better)
-    point = float(np.median(sides[1].profile - sides[0].profile))
-    drawn = np.median(sides[1].draws - sides[0].draws, axis=1)
+    point = median(sides[1].profile - sides[0].profile)
+    drawn = np.sort(medians(sides[1].draws - sides[0].draws))
     uncertainty = _uncertainty(sides, point, drawn, inflation, judgement)
     interval = _interval(point, drawn, uncertainty, (len(base), len(new)))
     cause = _rival(sides, interval, judgement.order)
@@ -338,8 +338,8 @@ def _interval(point: float, drawn: Floats, about: Uncertainty, counts: tuple[int
 
 
 def _halves(point: float, drawn: Floats, tail: float) -> tuple[float, float]:
-    """Return how far the draws extend below and above the estimate, without a share of `tail` at each end."""
-    return point - float(np.quantile(drawn, tail)), float(np.quantile(drawn, 1 - tail)) - point
+    """Return how far the sorted draws extend below and above the estimate, without a share of `tail` at each end."""
+    return point - quantile(drawn, tail), quantile(drawn, 1 - tail) - point
 
 
 def process_error(about: Uncertainty, between: float, share: float, counts: tuple[int, int]) -> float:
