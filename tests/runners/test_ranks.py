@@ -147,7 +147,7 @@ def test_four_ranks_read_their_parts_of_stored_weights(tmp_path: Path) -> None:
     ("fault", "facts", "limit_s"),
     [
         ("kill_early:1", ["Rank 1 of 2 was killed by SIGKILL", "rank 0 was running ("], 600),
-        ("hang_step:1", ["Rank 1 of 2 hangs (request 1)", "rank 0 ended with exit code 4", "in faulty_step"], 10),
+        ("hang_step:1", ["Rank 1 of 2 hangs (request 1)", "rank 0 ended with exit code 4", "in faulty_step"], 15),
         ("tokens:1", ["rank 1 differs from rank 0", "on rank 0"], 600),
     ],
     ids=["killed", "hangs", "disagrees"],
