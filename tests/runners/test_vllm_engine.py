@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import yaml
 
 from docs_commands import commands
 from engine_runs import QUIET, SHORT, llm_perf, requests, run, save_model, timings
+from llm_perf_opt.config.composition import compose, with_overrides
+from vllm_offers import ARGUMENTS, every_offer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -38,6 +41,11 @@ def by_vllm(vllm_python: Path, saved_model: Path, tmp_path_factory: pytest.TempP
 def by_pytorch(saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pytorch") / "run"
     return run(sys.executable, folder, "model=hf", f"model.path={saved_model}", *SHAPE, "profiling=none")
+
+
+def annotations(trace: Path) -> list[dict[str, Any]]:
+    with gzip.open(trace) as file:
+        return [event for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
 
 
 def test_the_tokens_are_those_of_pytorch(by_vllm: Path, by_pytorch: Path) -> None:
@@ -107,8 +115,7 @@ def test_stages_are_the_whole_request(by_vllm: Path) -> None:
 
 def test_the_engines_own_labels_stand_inside_our_stages(by_vllm: Path) -> None:
     """vLLM labels each step with what its scheduler put in it: that is what our stages are held against."""
-    with gzip.open(by_vllm / "raw/torch/trace.json.gz") as file:
-        events = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
+    events = annotations(by_vllm / "raw/torch/trace.json.gz")
     inside: dict[str, list[str]] = {"prefill": [], "decode_step": []}
     stages = [event for event in events if event["name"] in inside]
     for event in events:
@@ -164,11 +171,66 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["dataset=sample_prompts", f"dataset.path={file}", *sizes, "model.dtype=fp32", "runtime.engine.enforce_eager=true"]
 
 
+NAMES = """
+import sys
+from dataclasses import fields
+from llm_perf_opt.config.runtimes import traits_of
+
+known = traits_of("vllm").arguments.known()
+loaded = {"vllm", "torch"} & set(sys.modules)
+from vllm import EngineArgs
+found = {"known": sorted(known), "loaded": sorted(loaded), "fields": sorted(field.name for field in fields(EngineArgs))}
+"""
+"""The names of arguments are read before vLLM is imported, so this is the first step of the process."""
+OFFERS = """
+from vllm import EngineArgs
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+base = {"model": given["folder"], "dtype": "bfloat16", "skip_tokenizer_init": True, "load_format": "dummy", "max_model_len": 256}
+opened = [EngineArgs(**base, **each).create_engine_config() for each in given["offers"]]
+found = {"opened": len(opened), "backends": [each.name for each in AttentionBackendEnum]}
+"""
+
+
 @pytest.fixture(scope="module")
-def cases(vllm_python: Path, alike: list[str]) -> dict[str, dict[str, Any]]:
+def offered() -> list[dict[str, Any]]:
+    """The engine arguments of every finding, in each of their spellings."""
+    values = asdict(compose(["model=tiny", "runtime=vllm", "hardware=cpu"]).config)
+    given = [with_overrides(values, remedy.overrides).runtime.engine for remedy in every_offer()]
+    return [json.loads(text) for text in sorted({json.dumps(each) for each in given})]
+
+
+@pytest.fixture(scope="module")
+def cases(
+    vllm_python: Path,
+    saved_model: Path,
+    alike: list[str],
+    offered: list[dict[str, Any]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, dict[str, Any]]:
     """What the engine does with each of them. Its core stays in the process, which is started once: importing takes longest."""
-    given = {**CASES, "cached": ["runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true"]}
+    cached = ["runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true"]
+    given: dict[str, list[str] | dict[str, Any]] = {
+        "names": {"code": NAMES},
+        **CASES,
+        "cached": {"words": cached, "traces": str(tmp_path_factory.mktemp("traces"))},
+        "offers": {"code": OFFERS, "given": {"folder": str(saved_model), "offers": offered}},
+    }
     return dict(zip(given, requests(vllm_python, *given.values(), VLLM_ENABLE_V1_MULTIPROCESSING="0"), strict=True))
+
+
+def test_the_names_of_arguments_are_those_of_its_class(cases: dict[str, dict[str, Any]]) -> None:
+    found = cases["names"]["found"]
+    assert found["loaded"] == [], "they are read from its source"
+    assert found["known"] == found["fields"]
+    assert len(found["known"]) > 50
+
+
+def test_no_argument_of_a_finding_is_refused(cases: dict[str, dict[str, Any]], offered: list[dict[str, Any]]) -> None:
+    found = cases["offers"]["found"]
+    assert found["opened"] == len(offered) >= len(ARGUMENTS) - 1
+    assert {name for each in offered for name in each} <= set(cases["names"]["found"]["fields"])
+    assert "FLASHINFER" in found["backends"]
 
 
 def test_random_weights_and_texts_of_different_length(cases: dict[str, dict[str, Any]]) -> None:
@@ -240,13 +302,9 @@ def test_a_finding_is_an_argument_of_the_engine_and_is_tried(
     assert [remedy["kind"] for remedy in tried["remedies"]] == [], "nothing is left to change"
 
 
-def test_sequences_share_a_prefix_and_requests_do_not(vllm_python: Path, tmp_path: Path, alike: list[str]) -> None:
-    """After warm-up and repeats, the profiled request still computes the prefix: 400 + 2 × 16 tokens."""
-    words = ["runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true", "profiling.clean=false"]
-    cached = run(vllm_python, tmp_path / "cached", *words)
-    with gzip.open(cached / "raw/torch/trace.json.gz") as file:
-        names = {event["name"] for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"}
-    assert "execute_context_3(432)_generation_0(0)" in names
+def test_sequences_share_a_prefix_and_requests_do_not(cases: dict[str, dict[str, Any]]) -> None:
+    """After two requests, the profiled one still computes the prefix: 400 + 2 × 16 tokens."""
+    assert "execute_context_3(432)_generation_0(0)" in {event["name"] for event in annotations(Path(cases["cached"]["trace"]))}
 
 
 def test_nsys_sees_the_engines_stages(vllm_python: Path, saved_model: Path, real_nsys: Path, tmp_path: Path) -> None:
