@@ -63,7 +63,8 @@ def requests(python: Path | str, *steps: list[str] | dict[str, Any], **variables
     """What an engine does with each configuration: its facts, tokens and times, or its error. One process for all.
 
     A step is the words of a configuration, `{"words": …, "traces": FOLDER}` for one whose third request is recorded by the
-    engine's own profiler, or `{"code": …, "given": …}` for code that leaves a `found`.
+    engine's own profiler, `{"command": WORDS, "cwd": FOLDER}` for a command of `llm-perf` whose passes run in that process, or
+    `{"code": …, "given": …}` for code that leaves a `found`.
     """
     root = Path(__file__).parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **variables}
@@ -108,11 +109,16 @@ def step(wanted: list[str] | dict[str, Any]) -> dict[str, Any]:
         return request(wanted)
     if "words" in wanted:
         return request(**wanted)
+    if "command" in wanted:
+        from command import llm_perf as run_here
+
+        done = run_here(*wanted["command"], cwd=Path(wanted["cwd"]))
+        return {"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
     names = {"given": wanted.get("given")}
     exec(wanted["code"], names)
     return {"found": names["found"]}
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # the folder of this file
+    sys.path.append(sys.path.pop(0))  # the folder of this file: its modules shadow none
     print(json.dumps([step(wanted) for wanted in json.loads(sys.argv[1])]))

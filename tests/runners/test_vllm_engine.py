@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from command import llm_perf
 from docs_commands import commands
-from engine_runs import QUIET, SHORT, llm_perf, requests, run, save_model, timings
+from engine_runs import QUIET, SHORT, requests, run, save_model, timings
 from llm_perf_opt.config.composition import compose, with_overrides
 from vllm_offers import ARGUMENTS, every_offer
 
@@ -40,7 +40,10 @@ def by_vllm(vllm_python: Path, saved_model: Path, tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="module")
 def by_pytorch(saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pytorch") / "run"
-    return run(sys.executable, folder, "model=hf", f"model.path={saved_model}", *SHAPE, "profiling=none")
+    words = ["model=hf", f"model.path={saved_model}", *SHAPE, *SHORT, *QUIET, "profiling=none", f"hydra.run.dir={folder}"]
+    done = llm_perf("run", "-q", *words, cwd=folder.parent)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 def annotations(trace: Path) -> list[dict[str, Any]]:
@@ -58,7 +61,7 @@ def test_the_tokens_are_those_of_pytorch(by_vllm: Path, by_pytorch: Path) -> Non
 
 
 def test_it_is_compared_with_pytorch(by_vllm: Path, by_pytorch: Path) -> None:
-    done = llm_perf(sys.executable, "compare", str(by_pytorch), str(by_vllm), cwd=by_vllm.parent)
+    done = llm_perf("compare", str(by_pytorch), str(by_vllm), cwd=by_vllm.parent)
     assert done.returncode == 0, done.stderr
     assert "setting runtime.type: pytorch → vllm" in done.stdout
     for row in ("Time to first token (TTFT)", "Time per output token (TPOT)", "prefill", "decode_step"):
@@ -201,19 +204,26 @@ def offered() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with a finding, and of the trial of it."""
+    return tmp_path_factory.mktemp("trials")
+
+
+@pytest.fixture(scope="module")
 def cases(
-    vllm_python: Path,
-    saved_model: Path,
-    alike: list[str],
-    offered: list[dict[str, Any]],
-    tmp_path_factory: pytest.TempPathFactory,
+    vllm_python: Path, saved_model: Path, alike: list[str], offered: list[dict[str, Any]], trials: Path
 ) -> dict[str, dict[str, Any]]:
     """What the engine does with each of them. Its core stays in the process, which is started once: importing takes longest."""
     cached = ["runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true"]
+    uncached = ["runtime=vllm", "model=hf", f"model.path={saved_model}", *alike, "runtime.engine.enable_prefix_caching=false"]
+    run = ["run", "-q", *uncached, *SHORT, *QUIET, f"hydra.run.dir={trials / 'run'}"]
+    advise = ["advise", str(trials / "run"), "--verify", "--top", "1", "--json", "-q"]
     given: dict[str, list[str] | dict[str, Any]] = {
         "names": {"code": NAMES},
         **CASES,
-        "cached": {"words": cached, "traces": str(tmp_path_factory.mktemp("traces"))},
+        "cached": {"words": cached, "traces": str(trials / "traces")},
+        "run": {"command": run, "cwd": str(trials)},
+        "advise": {"command": advise, "cwd": str(trials)},
         "offers": {"code": OFFERS, "given": {"folder": str(saved_model), "offers": offered}},
     }
     return dict(zip(given, requests(vllm_python, *given.values(), VLLM_ENABLE_V1_MULTIPROCESSING="0"), strict=True))
@@ -277,19 +287,11 @@ def test_a_shared_prefix_is_not_costed(cases: dict[str, dict[str, Any]]) -> None
     assert found["engine"]["enable_prefix_caching"] is True
 
 
-def test_a_finding_is_an_argument_of_the_engine_and_is_tried(
-    vllm_python: Path, saved_model: Path, tmp_path: Path, alike: list[str]
-) -> None:
-    """Found in a run without a prefix cache, tried with one: the same tokens, and each request computes the prefix once.
-
-    The engine stays in one process: a second and a third one import vLLM again, in every run.
-    """
-    words = ["runtime=vllm", "model=hf", f"model.path={saved_model}", *alike, "runtime.engine.enable_prefix_caching=false"]
-    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    folder = run(vllm_python, tmp_path / "run", *words, **alone)
-    done = llm_perf(vllm_python, "advise", str(folder), "--verify", "--top", "1", "--json", "-q", cwd=tmp_path, **alone)
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
+def test_a_finding_is_an_argument_of_the_engine_and_is_tried(cases: dict[str, dict[str, Any]], trials: Path) -> None:
+    """Found in a run without a prefix cache, tried with one: the same tokens, and each request computes the prefix once."""
+    for name in ("run", "advise"):
+        assert cases[name]["returncode"] == 0, cases[name]["stderr"]
+    shown = json.loads(cases["advise"]["stdout"])
     (finding,) = [each for each in shown["findings"] if each["kind"] == "latency"]
     assert (finding["id"], finding["overrides"]) == ("unshared_prefix", ["runtime.engine.enable_prefix_caching=true"])
     assert "768 of 1,200 prompt tokens" in finding["headline"]
@@ -297,7 +299,7 @@ def test_a_finding_is_an_argument_of_the_engine_and_is_tried(
     (trial,) = shown["verification"]["trials"]
     assert (trial["id"], trial["why"], trial["same_tokens"]) == ("unshared_prefix", "", True)
     assert trial["after_ns"] > 0
-    tried = timings(tmp_path / trial["run"])["runtime"]
+    tried = timings(trials / trial["run"])["runtime"]
     assert tried["engine"]["enable_prefix_caching"]
     assert [remedy["kind"] for remedy in tried["remedies"]] == [], "nothing is left to change"
 
