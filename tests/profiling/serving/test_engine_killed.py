@@ -16,7 +16,8 @@ from serve_command import environment, running_server, serve_argv
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-LOADS = ("--no-profile", "--rates", "8", "--requests", "20000", "--warmup", "1", "--point-s", "3000")
+LOADS = ("--no-profile", "--rates", "2", "--requests", "500", "--warmup", "1", "--point-s", "3000")
+SHORT = ("runtime.prompt_tokens=32", "runtime.num_new_tokens=8")
 
 
 def killed(argv: list[str], folder: Path, ready: Callable[[list[psutil.Process]], bool]) -> list[psutil.Process]:
@@ -59,7 +60,7 @@ def test_a_killed_command_leaves_no_generator_running(aiperf_python: Path, tmp_p
     records = tmp_path / "run/raw/load_01/profile_export.jsonl"
     with running_server(write_tokenizer(tmp_path, 256)) as url:
         places = ("--url", url, "--generator-python", str(aiperf_python), "--out", str(tmp_path / "run"))
-        argv = [sys.executable, "-m", "llm_perf_opt", "serve", *places, *LOADS]
+        argv = [sys.executable, "-m", "llm_perf_opt", "serve", *SHORT, *places, *LOADS]
         started = killed(argv, tmp_path, lambda _: records.exists() and records.stat().st_size > 0)
         assert len(started) > 2
         _, alive = psutil.wait_procs(started, timeout=HANG_S / 10)
