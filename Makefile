@@ -17,7 +17,8 @@ RAY_INSTALLED := .venv-ray/.installed
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet --disable-pip-version-check) $(2)
 uninstall = $(if $(UV),$(UV) pip uninstall --quiet --python $(1)/bin/python,$(1)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes) $(2)
 
-# The tests start hundreds of processes: without compiled files each would compile the package again. tests/conftest.py orders the files.
+# The tests start hundreds of processes: without compiled files each would compile the package again. tests/conftest.py orders
+# the files; on its own, xdist would start those with the fewest tests last, however long they take.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 
 .PHONY: profile tune test test-all test-long explore check format bench vllm-venv aiperf-venv engine-venvs ray-venv mlflow-venv clean

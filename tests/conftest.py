@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,13 +51,19 @@ LONG_FIXTURES = {
 """Tests that use one of these run a real tool for seconds: `make test` leaves them to `make test-all`."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need a real tool as slow, before the marks decide what is run. A seed shuffles the order."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the tests that need a real tool as slow, before the marks decide what is run; then order the files.
+
+    The longest are first, then those with the most tests. A seed shuffles the order.
+    """
     for item in items:
         if LONG_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
+    yield
+    tests = Counter(item.path for item in items)
+    place = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: (place.get(item.path.name, len(place)), -tests[item.path]))
     if order := os.environ.get("LLM_PERF_TEST_ORDER"):
         random.Random(order).shuffle(items)
 
@@ -68,8 +75,8 @@ def pytest_collection_finish() -> None:
 
 _LONGEST = (
     "test_vllm_engine.py",
-    "test_engine.py",
     "test_app.py",
+    "test_engine.py",
     "test_nsight_run.py",
     "test_from_the_guides.py",
     "test_statistics.py",
@@ -77,14 +84,18 @@ _LONGEST = (
     "test_openvino_genai_runner.py",
     "test_engine_killed.py",
     "test_onnxruntime_genai_runner.py",
-    "test_fuzz.py",
     "test_vision_language.py",
     "test_real_slurm.py",
     "test_llamacpp_runner.py",
     "test_in_chromium.py",
     "test_real_ray.py",
+    "test_fuzz.py",
+    "test_pytorch_runner.py",
 )
-"""These files are started first, so that no worker still has a long one when the others have finished."""
+"""These files are started first, in this order, so that no worker still has a long one when the others have finished.
+
+The first file that starts vLLM leaves what vLLM finds out about the model's class in the cache; the next starts a minute later.
+"""
 
 
 def pytest_unconfigure() -> None:

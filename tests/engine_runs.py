@@ -59,18 +59,23 @@ def save_model(folder: Path, model_type: str = "qwen2", **fields: Any) -> Path:
     return folder
 
 
-def requests(python: Path | str, *configurations: list[str], **variables: str) -> list[dict[str, Any]]:
-    """What an engine does with each configuration: its facts, tokens and times, or its error. One process for all."""
+def requests(python: Path | str, *steps: list[str] | dict[str, Any], **variables: str) -> list[dict[str, Any]]:
+    """What an engine does with each configuration: its facts, tokens and times, or its error. One process for all.
+
+    A step is the words of a configuration, `{"words": …, "traces": FOLDER}` for one whose third request is recorded by the
+    engine's own profiler, `{"command": WORDS, "cwd": FOLDER}` for a command of `llm-perf` whose passes run in that process, or
+    `{"code": …, "given": …}` for code that leaves a `found`.
+    """
     root = Path(__file__).parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **variables}
-    argv = [str(python), __file__, json.dumps(configurations)]
+    argv = [str(python), __file__, json.dumps(steps)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def request(words: list[str]) -> dict[str, Any]:
+def request(words: list[str], traces: str = "") -> dict[str, Any]:
     """What this process does with a configuration."""
     import msgspec
 
@@ -81,7 +86,7 @@ def request(words: list[str]) -> dict[str, Any]:
 
     try:
         config = compose(words).config
-        session = open_session(config)
+        session = open_session(config, Path(traces) if traces else None, profiled=bool(traces))
         meter = session.meter(config.runtime.num_new_tokens, unmarked)
         iterations = [meter.iterate() for _ in range(2)]
     except LlmPerfError as error:
@@ -89,10 +94,31 @@ def request(words: list[str]) -> dict[str, Any]:
     runner = session.runner
     values = {"tokens": meter.tokens(), "iterations": iterations, "runtime": runner.runtime, "model": runner.facts}
     values |= {name: getattr(meter, name, None) for name in ("inseparable", "unstepped", "held_back")}
+    if traces:
+        profiler: Any = getattr(runner, "profiler", None)
+        profiler.start()
+        meter.iterate()
+        values["trace"] = str(profiler.stop())
     found: dict[str, Any] = msgspec.to_builtins({**values, "load_s": session.load_s, "prompts": session.prompts.lengths})
     return found
 
 
+def step(wanted: list[str] | dict[str, Any]) -> dict[str, Any]:
+    """What this process does with a step of `requests`."""
+    if isinstance(wanted, list):
+        return request(wanted)
+    if "words" in wanted:
+        return request(**wanted)
+    if "command" in wanted:
+        from command import llm_perf as run_here
+
+        done = run_here(*wanted["command"], cwd=Path(wanted["cwd"]))
+        return {"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+    names = {"given": wanted.get("given")}
+    exec(wanted["code"], names)
+    return {"found": names["found"]}
+
+
 if __name__ == "__main__":
-    sys.path.pop(0)  # the folder of this file
-    print(json.dumps([request(words) for words in json.loads(sys.argv[1])]))
+    sys.path.append(sys.path.pop(0))  # the folder of this file: its modules shadow none
+    print(json.dumps([step(wanted) for wanted in json.loads(sys.argv[1])]))

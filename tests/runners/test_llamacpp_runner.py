@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from docs_commands import commands
-from engine_runs import LLAMA3_ROPE, QUIET, SHAPE, SHORT, llm_perf, request, requests, save_model, timings
+from engine_runs import LLAMA3_ROPE, QUIET, SHAPE, SHORT, request, requests, save_model, timings
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.core.errors import CaptureError, ConfigError
@@ -97,8 +97,18 @@ def cases(folders: dict[str, Path]) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def found(python: Path, cases: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
-    return dict(zip(cases, requests(python, *[[f"runtime={NAME}", *words] for words in cases.values()]), strict=True))
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run: the page's own command."""
+    return tmp_path_factory.mktemp("engine") / "run"
+
+
+@pytest.fixture(scope="module")
+def found(python: Path, cases: dict[str, list[str]], whole: Path) -> dict[str, dict[str, Any]]:
+    """Of the cases, and of the run: in one process."""
+    (shown,) = [words[1:] for words in commands("runtimes.md") if f"runtime={NAME}" in words]
+    run = ["run", "--json", "-q", *shown, *SHAPE, *SHORT, *QUIET, f"hydra.run.dir={whole}"]
+    opened = [[f"runtime={NAME}", *words] for words in cases.values()]
+    return dict(zip([*cases, "run"], requests(python, *opened, {"command": run, "cwd": str(whole.parent)}), strict=True))
 
 
 @pytest.mark.engines
@@ -160,15 +170,13 @@ class TestEngine:
         assert "exceeds the available context size" in found["short"]["error"]
         assert "cannot write models of type gpt2" in found["gpt2"]["error"]
 
-    def test_a_run_has_times_and_says_what_the_torch_pass_cannot_see(self, python: Path, tmp_path: Path) -> None:
-        (shown,) = [words[1:] for words in commands("runtimes.md") if f"runtime={NAME}" in words]
-        words = ["run", "--json", "-q", *shown, *SHAPE, *SHORT, *QUIET, f"hydra.run.dir={tmp_path / 'run'}"]
-        done = llm_perf(python, *words, cwd=tmp_path)
-        assert json.loads(done.stdout)["status"] == "partial", done.stderr
-        assert "offers no profile of its operators" in (tmp_path / "run/report.md").read_text()
-        found = timings(tmp_path / "run")
-        assert (found["threads"], found["runtime"]["uncosted"], found["runtime"]["inseparable"]) == (1, "", "")
-        assert found["model"]["weights"]["conversion"]["by"] == "gguf"
+    def test_a_run_has_times_and_says_what_the_torch_pass_cannot_see(self, found: dict[str, dict[str, Any]], whole: Path) -> None:
+        done = found["run"]
+        assert json.loads(done["stdout"])["status"] == "partial", done["stderr"]
+        assert "offers no profile of its operators" in (whole / "report.md").read_text()
+        ran = timings(whole)
+        assert (ran["threads"], ran["runtime"]["uncosted"], ran["runtime"]["inseparable"]) == (1, "", "")
+        assert ran["model"]["weights"]["conversion"]["by"] == "gguf"
 
 
 def test_arguments_are_checked_without_the_engine() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from docs_commands import commands
-from engine_runs import QUIET, SHAPE, SHORT, llm_perf, request, requests, run, save_model, timings
+from engine_runs import QUIET, SHAPE, SHORT, llm_perf, request, requests, save_model, timings
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.core.errors import CaptureError, ConfigError, ParseError
 from llm_perf_opt.runners.onnxruntime_genai_runner import CONFIG, trace_events, write_links
@@ -31,16 +31,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def found(python: Path, saved: list[str]) -> list[dict[str, Any]]:
-    bad = [["model.dtype=fp16"], ["runtime.engine.graph_optimization_level=none"]]
-    return requests(python, *[[f"runtime={NAME}", *words] for words in (saved, UNEVEN, *[[*saved, *one] for one in bad])])
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with the unprofiled pass and the torch pass: the page's own command."""
+    return tmp_path_factory.mktemp("engine") / "run"
 
 
 @pytest.fixture(scope="module")
-def whole(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the unprofiled pass and the torch pass: the page's own command."""
+def found(python: Path, saved: list[str], whole: Path) -> list[dict[str, Any]]:
+    """Of two models, of two settings, and of the run: in one process."""
+    bad = [["model.dtype=fp16"], ["runtime.engine.graph_optimization_level=none"]]
     (shown,) = [words[1:] for words in commands("runtimes.md") if f"runtime={NAME}" in words]
-    return run(python, tmp_path_factory.mktemp("engine") / "run", *shown, *SHAPE)
+    run = ["run", "--json", "-q", *shown, *SHAPE, *SHORT, *QUIET, f"hydra.run.dir={whole}"]
+    opened = [[f"runtime={NAME}", *words] for words in (saved, UNEVEN, *[[*saved, *one] for one in bad])]
+    return requests(python, *opened, {"command": run, "cwd": str(whole.parent)})
 
 
 @pytest.mark.engines
@@ -64,22 +67,24 @@ class TestEngine:
         assert "does not run model.dtype=fp16" in found[2]["error"]
         assert "cannot open this model" in found[3]["error"]
 
-    def test_what_ran_is_recorded(self, whole: Path) -> None:
-        found = timings(whole)
-        runtime, conversion = found["runtime"], found["model"]["weights"]["conversion"]
+    def test_what_ran_is_recorded(self, found: list[dict[str, Any]], whole: Path) -> None:
+        assert json.loads(found[4]["stdout"])["status"] == "complete", found[4]["stderr"]
+        ran = timings(whole)
+        runtime, conversion = ran["runtime"], ran["model"]["weights"]["conversion"]
         assert (runtime["type"], runtime["uncosted"], runtime["engine"]) == (NAME, "", {"intra_op_num_threads": 1})
         settings = {setting["name"]: setting["value"] for setting in runtime["settings"]}
         assert (settings["intra_op_num_threads"], settings["do_sample"], settings["eos_token_id"]) == ("1", "False", "None")
-        assert (found["threads"], found["model"]["logits"], found["model"]["dtype"]) == (1, "whole prompt", "fp32")
+        assert (ran["threads"], ran["model"]["logits"], ran["model"]["dtype"]) == (1, "whole prompt", "fp32")
         assert conversion["by"] == "onnxruntime_genai.models.builder"
         report = (whole / "report.md").read_text().replace("\\_", "_")
         assert f"from random weights by {conversion['by']}" in report
         assert "| matrix products | 0 ms" not in report
-        for iteration in found["iterations"]:
+        for iteration in ran["iterations"]:
             assert len(iteration["steps_ns"]) == 5
             assert min(iteration["prefill_ns"], *iteration["steps_ns"]) > 0
 
-    def test_the_torch_pass_has_the_nodes_of_the_engines_profiler(self, whole: Path) -> None:
+    def test_the_torch_pass_has_the_nodes_of_the_engines_profiler(self, found: list[dict[str, Any]], whole: Path) -> None:
+        assert found[4]["returncode"] == 0, found[4]["stderr"]
         with gzip.open(whole / "raw/torch/trace.json.gz") as file:
             events = json.load(file)["traceEvents"]
         steps = [event["name"] for event in events if event["name"] in ("prefill", "decode_step")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from docs_commands import commands
-from engine_runs import QUIET, SHAPE, SHORT, llm_perf, request, requests, save_model, timings
+from engine_runs import QUIET, SHAPE, SHORT, request, requests, save_model, timings
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.runners.openvino_genai_runner import stored_bytes
@@ -31,9 +31,19 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def found(python: Path, cases: list[list[str]]) -> list[dict[str, Any]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run: the page's own command."""
+    return tmp_path_factory.mktemp("engine") / "run"
+
+
+@pytest.fixture(scope="module")
+def found(python: Path, cases: list[list[str]], whole: Path) -> list[dict[str, Any]]:
+    """Of the cases, of two settings, and of the run: in one process, which imports the converter once."""
     others = [[*cases[0], "runtime.engine.NO_SUCH=1"], [*cases[0], "runtime.engine.KV_CACHE_PRECISION=u8"]]
-    return requests(python, *[[f"runtime={NAME}", *words] for words in (*cases, *others)])
+    (shown,) = [words[1:] for words in commands("runtimes.md") if f"runtime={NAME}" in words]
+    run = ["run", "--json", "-q", *shown, *SHAPE, *SHORT, *QUIET, f"hydra.run.dir={whole}"]
+    opened = [[f"runtime={NAME}", *words] for words in (*cases, *others)]
+    return requests(python, *opened, {"command": run, "cwd": str(whole.parent)})
 
 
 @pytest.mark.engines
@@ -69,15 +79,13 @@ class TestEngine:
         assert own >= {"INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "ATTENTION_BACKEND", "ignore_eos", "do_sample"}
         assert own - users == {"KV_CACHE_PRECISION"}, "what the user sets is not stated"
 
-    def test_a_run_has_times_and_says_what_the_torch_pass_cannot_see(self, python: Path, tmp_path: Path) -> None:
-        (shown,) = [words[1:] for words in commands("runtimes.md") if f"runtime={NAME}" in words]
-        words = ["run", "--json", "-q", *shown, *SHAPE, *SHORT, *QUIET, f"hydra.run.dir={tmp_path / 'run'}"]
-        done = llm_perf(python, *words, cwd=tmp_path)
-        assert json.loads(done.stdout)["status"] == "partial", done.stderr
-        assert "offer no profile of its operators" in (tmp_path / "run/report.md").read_text()
-        found = timings(tmp_path / "run")
-        assert (found["threads"], found["runtime"]["uncosted"], found["runtime"]["inseparable"]) == (1, "", "")
-        assert found["model"]["weights"]["conversion"]["by"] == "optimum-cli export openvino"
+    def test_a_run_has_times_and_says_what_the_torch_pass_cannot_see(self, found: list[dict[str, Any]], whole: Path) -> None:
+        done = found[5]
+        assert json.loads(done["stdout"])["status"] == "partial", done["stderr"]
+        assert "offer no profile of its operators" in (whole / "report.md").read_text()
+        ran = timings(whole)
+        assert (ran["threads"], ran["runtime"]["uncosted"], ran["runtime"]["inseparable"]) == (1, "", "")
+        assert ran["model"]["weights"]["conversion"]["by"] == "optimum-cli export openvino"
 
 
 def test_arguments_that_llm_perf_sets_are_refused() -> None:

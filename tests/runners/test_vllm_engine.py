@@ -5,15 +5,18 @@ import json
 import os
 import re
 import subprocess
-import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from command import llm_perf
 from docs_commands import commands
-from engine_runs import QUIET, SHORT, llm_perf, requests, run, save_model, timings
+from engine_runs import QUIET, SHORT, requests, run, save_model, timings
+from llm_perf_opt.config.composition import compose, with_overrides
+from vllm_offers import ARGUMENTS, every_offer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -37,7 +40,15 @@ def by_vllm(vllm_python: Path, saved_model: Path, tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="module")
 def by_pytorch(saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pytorch") / "run"
-    return run(sys.executable, folder, "model=hf", f"model.path={saved_model}", *SHAPE, "profiling=none")
+    words = ["model=hf", f"model.path={saved_model}", *SHAPE, *SHORT, *QUIET, "profiling=none", f"hydra.run.dir={folder}"]
+    done = llm_perf("run", "-q", *words, cwd=folder.parent)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def annotations(trace: Path) -> list[dict[str, Any]]:
+    with gzip.open(trace) as file:
+        return [event for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
 
 
 def test_the_tokens_are_those_of_pytorch(by_vllm: Path, by_pytorch: Path) -> None:
@@ -50,7 +61,7 @@ def test_the_tokens_are_those_of_pytorch(by_vllm: Path, by_pytorch: Path) -> Non
 
 
 def test_it_is_compared_with_pytorch(by_vllm: Path, by_pytorch: Path) -> None:
-    done = llm_perf(sys.executable, "compare", str(by_pytorch), str(by_vllm), cwd=by_vllm.parent)
+    done = llm_perf("compare", str(by_pytorch), str(by_vllm), cwd=by_vllm.parent)
     assert done.returncode == 0, done.stderr
     assert "setting runtime.type: pytorch → vllm" in done.stdout
     for row in ("Time to first token (TTFT)", "Time per output token (TPOT)", "prefill", "decode_step"):
@@ -107,8 +118,7 @@ def test_stages_are_the_whole_request(by_vllm: Path) -> None:
 
 def test_the_engines_own_labels_stand_inside_our_stages(by_vllm: Path) -> None:
     """vLLM labels each step with what its scheduler put in it: that is what our stages are held against."""
-    with gzip.open(by_vllm / "raw/torch/trace.json.gz") as file:
-        events = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
+    events = annotations(by_vllm / "raw/torch/trace.json.gz")
     inside: dict[str, list[str]] = {"prefill": [], "decode_step": []}
     stages = [event for event in events if event["name"] in inside]
     for event in events:
@@ -164,11 +174,73 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["dataset=sample_prompts", f"dataset.path={file}", *sizes, "model.dtype=fp32", "runtime.engine.enforce_eager=true"]
 
 
+NAMES = """
+import sys
+from dataclasses import fields
+from llm_perf_opt.config.runtimes import traits_of
+
+known = traits_of("vllm").arguments.known()
+loaded = {"vllm", "torch"} & set(sys.modules)
+from vllm import EngineArgs
+found = {"known": sorted(known), "loaded": sorted(loaded), "fields": sorted(field.name for field in fields(EngineArgs))}
+"""
+"""The names of arguments are read before vLLM is imported, so this is the first step of the process."""
+OFFERS = """
+from vllm import EngineArgs
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+base = {"model": given["folder"], "dtype": "bfloat16", "skip_tokenizer_init": True, "load_format": "dummy", "max_model_len": 256}
+opened = [EngineArgs(**base, **each).create_engine_config() for each in given["offers"]]
+found = {"opened": len(opened), "backends": [each.name for each in AttentionBackendEnum]}
+"""
+
+
 @pytest.fixture(scope="module")
-def cases(vllm_python: Path, alike: list[str]) -> dict[str, dict[str, Any]]:
+def offered() -> list[dict[str, Any]]:
+    """The engine arguments of every finding, in each of their spellings."""
+    values = asdict(compose(["model=tiny", "runtime=vllm", "hardware=cpu"]).config)
+    given = [with_overrides(values, remedy.overrides).runtime.engine for remedy in every_offer()]
+    return [json.loads(text) for text in sorted({json.dumps(each) for each in given})]
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with a finding, and of the trial of it."""
+    return tmp_path_factory.mktemp("trials")
+
+
+@pytest.fixture(scope="module")
+def cases(
+    vllm_python: Path, saved_model: Path, alike: list[str], offered: list[dict[str, Any]], trials: Path
+) -> dict[str, dict[str, Any]]:
     """What the engine does with each of them. Its core stays in the process, which is started once: importing takes longest."""
-    given = {**CASES, "cached": ["runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true"]}
+    cached = ["runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true"]
+    uncached = ["runtime=vllm", "model=hf", f"model.path={saved_model}", *alike, "runtime.engine.enable_prefix_caching=false"]
+    run = ["run", "-q", *uncached, *SHORT, *QUIET, f"hydra.run.dir={trials / 'run'}"]
+    advise = ["advise", str(trials / "run"), "--verify", "--top", "1", "--json", "-q"]
+    given: dict[str, list[str] | dict[str, Any]] = {
+        "names": {"code": NAMES},
+        **CASES,
+        "cached": {"words": cached, "traces": str(trials / "traces")},
+        "run": {"command": run, "cwd": str(trials)},
+        "advise": {"command": advise, "cwd": str(trials)},
+        "offers": {"code": OFFERS, "given": {"folder": str(saved_model), "offers": offered}},
+    }
     return dict(zip(given, requests(vllm_python, *given.values(), VLLM_ENABLE_V1_MULTIPROCESSING="0"), strict=True))
+
+
+def test_the_names_of_arguments_are_those_of_its_class(cases: dict[str, dict[str, Any]]) -> None:
+    found = cases["names"]["found"]
+    assert found["loaded"] == [], "they are read from its source"
+    assert found["known"] == found["fields"]
+    assert len(found["known"]) > 50
+
+
+def test_no_argument_of_a_finding_is_refused(cases: dict[str, dict[str, Any]], offered: list[dict[str, Any]]) -> None:
+    found = cases["offers"]["found"]
+    assert found["opened"] == len(offered) >= len(ARGUMENTS) - 1
+    assert {name for each in offered for name in each} <= set(cases["names"]["found"]["fields"])
+    assert "FLASHINFER" in found["backends"]
 
 
 def test_random_weights_and_texts_of_different_length(cases: dict[str, dict[str, Any]]) -> None:
@@ -215,19 +287,11 @@ def test_a_shared_prefix_is_not_costed(cases: dict[str, dict[str, Any]]) -> None
     assert found["engine"]["enable_prefix_caching"] is True
 
 
-def test_a_finding_is_an_argument_of_the_engine_and_is_tried(
-    vllm_python: Path, saved_model: Path, tmp_path: Path, alike: list[str]
-) -> None:
-    """Found in a run without a prefix cache, tried with one: the same tokens, and each request computes the prefix once.
-
-    The engine stays in one process: a second and a third one import vLLM again, in every run.
-    """
-    words = ["runtime=vllm", "model=hf", f"model.path={saved_model}", *alike, "runtime.engine.enable_prefix_caching=false"]
-    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    folder = run(vllm_python, tmp_path / "run", *words, **alone)
-    done = llm_perf(vllm_python, "advise", str(folder), "--verify", "--top", "1", "--json", "-q", cwd=tmp_path, **alone)
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
+def test_a_finding_is_an_argument_of_the_engine_and_is_tried(cases: dict[str, dict[str, Any]], trials: Path) -> None:
+    """Found in a run without a prefix cache, tried with one: the same tokens, and each request computes the prefix once."""
+    for name in ("run", "advise"):
+        assert cases[name]["returncode"] == 0, cases[name]["stderr"]
+    shown = json.loads(cases["advise"]["stdout"])
     (finding,) = [each for each in shown["findings"] if each["kind"] == "latency"]
     assert (finding["id"], finding["overrides"]) == ("unshared_prefix", ["runtime.engine.enable_prefix_caching=true"])
     assert "768 of 1,200 prompt tokens" in finding["headline"]
@@ -235,18 +299,14 @@ def test_a_finding_is_an_argument_of_the_engine_and_is_tried(
     (trial,) = shown["verification"]["trials"]
     assert (trial["id"], trial["why"], trial["same_tokens"]) == ("unshared_prefix", "", True)
     assert trial["after_ns"] > 0
-    tried = timings(tmp_path / trial["run"])["runtime"]
+    tried = timings(trials / trial["run"])["runtime"]
     assert tried["engine"]["enable_prefix_caching"]
     assert [remedy["kind"] for remedy in tried["remedies"]] == [], "nothing is left to change"
 
 
-def test_sequences_share_a_prefix_and_requests_do_not(vllm_python: Path, tmp_path: Path, alike: list[str]) -> None:
-    """After warm-up and repeats, the profiled request still computes the prefix: 400 + 2 × 16 tokens."""
-    words = ["runtime=vllm", "model=tiny", *alike, "runtime.engine.enable_prefix_caching=true", "profiling.clean=false"]
-    cached = run(vllm_python, tmp_path / "cached", *words)
-    with gzip.open(cached / "raw/torch/trace.json.gz") as file:
-        names = {event["name"] for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"}
-    assert "execute_context_3(432)_generation_0(0)" in names
+def test_sequences_share_a_prefix_and_requests_do_not(cases: dict[str, dict[str, Any]]) -> None:
+    """After two requests, the profiled one still computes the prefix: 400 + 2 × 16 tokens."""
+    assert "execute_context_3(432)_generation_0(0)" in {event["name"] for event in annotations(Path(cases["cached"]["trace"]))}
 
 
 def test_nsys_sees_the_engines_stages(vllm_python: Path, saved_model: Path, real_nsys: Path, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Which arguments of vLLM are offered to findings: by the configuration that the engine resolved, and by the real EngineArgs."""
+"""Which arguments of vLLM are offered to findings: by the configuration that the engine resolved.
+
+That the real EngineArgs takes them is asserted in test_vllm_engine.py.
+"""
 
 import json
-import os
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,71 +14,20 @@ import pytest
 import torch
 
 from llm_perf_opt.config.composition import compose, with_overrides
-from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.remedy_records import EngineRemedy
-from llm_perf_opt.runners import models, vllm_remedies
-from llm_perf_opt.runners.base import RunnerRequest
+from llm_perf_opt.runners import vllm_remedies
 from llm_perf_opt.runners.engines import shared_prefix_tokens
 from llm_perf_opt.runners.vllm_remedies import Opened
-from llm_perf_opt.workspace.data.prompts import Prompts
+from vllm_offers import ARGUMENTS, every_offer, h200, opened
 
-ARGUMENTS = frozenset(
-    {
-        "async_scheduling", "attention_backend", "compilation_config", "cudagraph_capture_sizes", "enable_prefix_caching",
-        "enforce_eager", "gpu_memory_utilization", "kv_cache_dtype", "kv_cache_memory_bytes", "max_cudagraph_capture_size",
-        "max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override", "optimization_level", "quantization",
-        "speculative_config",
-    }
-)  # fmt: skip
-"""Those that are offered; the real ones are compared below."""
-
-
-def opened(
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    device: str = "cuda",
-    ids: tuple[tuple[int, ...], ...] = ((1,) * 64, (2,) * 64),
-    known: frozenset[str] = ARGUMENTS,
-    **resolved: Any,
-) -> Opened:
-    """An engine that runs two prompts of 64 tokens, in bf16, with its own defaults and a cache of 100 blocks of 16 tokens."""
-    values: dict[str, Any] = {
-        "async_scheduling": True, "cudagraph_mode": "FULL_AND_PIECEWISE", "cudagraph_capture_sizes": [1, 2, 4, 8],
-        "max_num_batched_tokens": 8192, "max_num_seqs": 256, "num_gpu_blocks": 100, "block_size": 16,
-        "gpu_memory_utilization": 0.9, "cache_dtype": "auto", "enable_prefix_caching": True, "quantization": None,
-        "speculative_config": None, "pipeline_parallel_size": 1, "backend": None, **resolved,
-    }  # fmt: skip
-    sections = {
-        "scheduler_config": ("async_scheduling", "max_num_batched_tokens", "max_num_seqs"),
-        "compilation_config": ("cudagraph_mode", "cudagraph_capture_sizes"),
-        "cache_config": ("num_gpu_blocks", "block_size", "gpu_memory_utilization", "cache_dtype", "enable_prefix_caching"),
-        "model_config": ("quantization",),
-        "parallel_config": ("pipeline_parallel_size",),
-        "attention_config": ("backend",),
-    }
-    config = SimpleNamespace(
-        speculative_config=values["speculative_config"],
-        **{section: SimpleNamespace(**{name: values[name] for name in names}) for section, names in sections.items()},
-    )
-    settings, architecture = tiny()
-    request = RunnerRequest(settings, architecture, Prompts(ids, "by hand"), torch.device(device), torch.bfloat16, None)
-    return Opened(config, arguments or {}, known, request)
-
-
-@cache
-def tiny() -> tuple[RunConfig, Any]:
-    settings = compose(["hardware=cpu", "model=tiny", "runtime=vllm", "runtime.num_new_tokens=16"]).config
-    return settings, models.load_config(settings.model)
+BACKENDS = vars(vllm_remedies)["_backends"]
+"""The real one, which asks vLLM."""
 
 
 @pytest.fixture(autouse=True)
-def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU with fp8 and two attention backends, without vLLM and numba."""
-    monkeypatch.setattr(vllm_remedies, "_has_fp8", lambda opened: opened.on_gpu)
-    usable = ["FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION"]
-    monkeypatch.setattr(vllm_remedies, "_backends", lambda opened, _: usable if opened.on_gpu else [])
-    monkeypatch.setattr(vllm_remedies, "_quantization_methods", lambda: ("awq", "fp8", "fp8_per_tensor"))
-    monkeypatch.setattr(vllm_remedies, "find_spec", lambda _: None)
+def _h200() -> Iterator[None]:
+    with h200():
+        yield
 
 
 def offers(engine: Opened) -> dict[str, EngineRemedy]:
@@ -224,9 +173,7 @@ def test_backends_that_cannot_be_listed_are_stated(monkeypatch: pytest.MonkeyPat
     def gone(config: Any, cache_dtype: str) -> Iterator[str]:
         raise ImportError("cannot import name 'AttentionSelectorConfig'")
 
-    monkeypatch.undo()
-    monkeypatch.setattr(vllm_remedies, "_has_fp8", lambda opened: True)
-    monkeypatch.setattr(vllm_remedies, "_quantization_methods", lambda: ("fp8",))
+    monkeypatch.setattr(vllm_remedies, "_backends", BACKENDS)
     monkeypatch.setattr(vllm_remedies, "_valid_backends", gone)
     engine = opened()
     assert {"cache_format", "attention_backend"}.isdisjoint(offers(engine))
@@ -253,29 +200,10 @@ def test_a_backend_is_chosen_by_what_the_configuration_says() -> None:
     assert (values["block_size"], values["use_kv_connector"]) == (None, False)
 
 
-def every_offer(monkeypatch: pytest.MonkeyPatch) -> list[EngineRemedy]:
-    """Each kind in each of its spellings."""
-    monkeypatch.setattr(vllm_remedies, "find_spec", lambda _: object())
-    shared = ((1,) * 64, (1,) * 64)
-    engines = [
-        opened(ids=shared, enable_prefix_caching=False),
-        opened({"async_scheduling": False, "enforce_eager": True}, cudagraph_mode="NONE"),
-        opened({"optimization_level": 0}, cudagraph_mode="NONE"),
-        opened({"compilation_config": {"cudagraph_mode": "PIECEWISE"}}, cudagraph_mode="PIECEWISE"),
-        opened(cudagraph_capture_sizes=[1, 4], max_num_batched_tokens=100, max_num_seqs=1),
-        opened({"compilation_config": {"cudagraph_capture_sizes": [1]}}, cudagraph_capture_sizes=[1]),
-        opened({"max_cudagraph_capture_size": 1}, cudagraph_capture_sizes=[1]),
-        opened({"num_gpu_blocks_override": 6}, num_gpu_blocks=6),
-        opened({"kv_cache_memory_bytes": 2**26}, num_gpu_blocks=6),
-        opened(num_gpu_blocks=6),
-    ]
-    return [remedy for engine in engines for remedy in vllm_remedies.remedies(engine)]
-
-
-def test_every_offer_can_be_tried_on_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_offer_can_be_tried_on_a_run() -> None:
     """`advise --verify` adds the overrides to the run's configuration, where most of them are not set."""
     values = asdict(compose(["model=tiny", "runtime=vllm", "hardware=cpu"]).config)
-    for remedy in every_offer(monkeypatch):
+    for remedy in every_offer():
         config = with_overrides(values, remedy.overrides)
         assert config.runtime.engine, remedy.kind
     nested = with_overrides(values, ["runtime.engine.speculative_config.method=ngram"]).runtime.engine
@@ -283,41 +211,8 @@ def test_every_offer_can_be_tried_on_a_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert values["runtime"]["engine"] == {}, "the run's own is left alone"
 
 
-def test_vllm_0_24_has_every_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_0_24_has_every_argument() -> None:
     recorded = json.loads((Path(__file__).parents[1] / "fixtures" / "vllm" / "names_0.24.0.json").read_text())
-    names = {word.split("=")[0].split(".")[2] for remedy in every_offer(monkeypatch) for word in remedy.overrides}
+    names = {word.split("=")[0].split(".")[2] for remedy in every_offer() for word in remedy.overrides}
     assert names == ARGUMENTS
     assert names <= set(recorded["engine/arg_utils.py"]["EngineArgs"])
-
-
-CHECK = """
-import json, sys
-from dataclasses import fields
-from vllm import EngineArgs
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-offers, folder = json.loads(sys.argv[1]), sys.argv[2]
-base = {"model": folder, "dtype": "bfloat16", "skip_tokenizer_init": True, "load_format": "dummy", "max_model_len": 256}
-for given in offers:
-    assert set(given) <= {field.name for field in fields(EngineArgs)}, given
-    EngineArgs(**base, **given).create_engine_config()
-print(len(offers), AttentionBackendEnum["FLASHINFER"].name)
-"""
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_the_real_engine_refuses_none_of_them(vllm_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoConfig
-
-    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256}
-    AutoConfig.for_model("qwen2", **sizes, num_key_value_heads=2, architectures=["Qwen2ForCausalLM"]).save_pretrained(tmp_path)
-    values = asdict(compose(["model=tiny", "runtime=vllm", "hardware=cpu"]).config)
-    given = [with_overrides(values, remedy.overrides).runtime.engine for remedy in every_offer(monkeypatch)]
-    distinct = [json.loads(text) for text in sorted({json.dumps(each) for each in given})]
-    argv = [str(vllm_python), "-c", CHECK, json.dumps(distinct), str(tmp_path)]
-    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split()[-2:] == [str(len(distinct)), "FLASHINFER"]
-    assert len(distinct) >= len(ARGUMENTS) - 1

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from llm_perf_opt.profiling.serving.request import Prepared, ServingRequest, pre
 from llm_perf_opt.traces.serving.load_file import read_load
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.serving import analyze_serving
+from serve_command import running_server
 
 STAND_INS = Path(__file__).parents[2] / "stand_ins"
 QUICK = replace(
@@ -330,17 +330,8 @@ def test_a_runtime_without_a_server_is_refused() -> None:
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[str]:
     """The address of a server that somebody else has started."""
-    spec = spec_from_file_location("fault_server", STAND_INS / "fault_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    fault_server = module_from_spec(spec)
-    spec.loader.exec_module(fault_server)
-    server = fault_server.FaultServer(fault_server.options_of(["--root", str(tmp_path)]))
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with running_server(tmp_path) as address:
+        yield address
 
 
 @pytest.mark.slow
