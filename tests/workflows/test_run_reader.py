@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from command import llm_perf
 from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding
 from llm_perf_opt.core.records import CleanTimings, Missing, PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, read_record
+from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.traces import trace_cache
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.open_trace import read_trace
@@ -160,6 +161,19 @@ def test_counters_without_a_verdict_are_a_kind_of_missing(tmp_path: Path) -> Non
     folder = whole_run(tmp_path / "run", traces=False)
     folder.selftest_file.unlink()
     assert isinstance(RunReader(folder).counters("ncu_decode"), Untested)
+
+
+def test_a_stage_that_was_not_counted_is_told_from_a_run_without_counters(tmp_path: Path) -> None:
+    folder = whole_run(tmp_path / "run", traces=False)
+    manifest = folder.manifest()
+    reasons = []
+    for kept in ("ncu_decode", "none"):
+        passes = tuple(entry for entry in manifest.passes if entry.name == kept or not entry.name.startswith("ncu"))
+        write_record(folder.manifest_file, replace(manifest, passes=passes))
+        found = RunReader(folder).counters("ncu_prefill")
+        assert isinstance(found, Missing)
+        reasons.append(found.why)
+    assert reasons == ["Nsight Compute did not run in this stage", "the run was made without Nsight Compute"]
 
 
 def test_a_file_that_was_written_again_is_read_again(tmp_path: Path) -> None:

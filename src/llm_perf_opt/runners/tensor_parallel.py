@@ -5,6 +5,7 @@ weights of a run with one rank.
 """
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError
@@ -107,9 +108,14 @@ def _cut(model: "PreTrainedModel", device: "torch.device", group: RankGroup) -> 
     tied = _tied(model)
     kind = next(model.parameters()).device.type
     mesh = DeviceMesh(kind, list(range(group.size)), mesh_dim_names=("tp",))
+    _untie(model, tied)
     split: Any = model
-    split.tp_plan = plan  # as an argument, only versions after 5.17 take it
-    split = apply_tensor_parallelism(split, mesh)
+    argument = signature(apply_tensor_parallelism).parameters.get("tp_plan")
+    if argument is None or argument.default is None:  # transformers before 5.23: patterns, which 5.17 reads from the model alone
+        split.tp_plan = plan
+        split = apply_tensor_parallelism(split, mesh)
+    else:
+        split = apply_tensor_parallelism(split, mesh, _by_name(model, plan))
     for name in gathering:
         _gather_output(split.get_submodule(name), group.size)
     for first, *others in tied:
@@ -117,6 +123,20 @@ def _cut(model: "PreTrainedModel", device: "torch.device", group: RankGroup) -> 
             _tie(split, first, other)
     placed: PreTrainedModel = split.to(device) if kind != device.type else split
     return placed
+
+
+def _by_name(model: "PreTrainedModel", plan: Mapping[str, str]) -> dict[str, str]:
+    """Return the style of every parameter and module that a plan of patterns covers, parameters before their module."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        style = plan.get(_pattern(name))
+        for part, _ in module.named_parameters(recurse=False):
+            full = f"{name}.{part}" if name else part
+            if own := plan.get(_pattern(full), style):
+                found[full] = own
+        if style:
+            found[name] = style
+    return found
 
 
 def _with_own_gather(model: "PreTrainedModel", group: RankGroup) -> tuple[dict[str, str], list[str]]:
@@ -152,6 +172,17 @@ def _tied(model: "PreTrainedModel") -> list[list[str]]:
     for name, tensor in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(tensor), []).append(name)
     return [names for names in found.values() if len(names) > 1]
+
+
+def _untie(model: "PreTrainedModel", tied: list[list[str]]) -> None:
+    """Make each name a parameter of its own, with the same values: transformers cuts parameters by name."""
+    import torch
+
+    for first, *others in tied:
+        for other in others:
+            module, _, name = other.rpartition(".")
+            values = model.get_parameter(first)
+            setattr(model.get_submodule(module), name, torch.nn.Parameter(values.detach(), requires_grad=values.requires_grad))
 
 
 def _tie(model: "PreTrainedModel", first: str, other: str) -> None:

@@ -268,9 +268,9 @@ def _image_processor(model: ModelConfig, model_type: str) -> tuple[Any, dict[str
         raise _processor_error(folder, error) from error
     known: Any = processing_auto
     kind = known.processor_class_from_name(str(known.PROCESSOR_MAPPING_NAMES.get(model_type)))
-    defaults = getattr(getattr(kind, "valid_processor_kwargs", None), "_defaults", {})
-    options = dict(defaults.get("images_kwargs", {}))
-    return found, {name: value for name, value in options.items() if hasattr(found, name)}
+    before_5_23 = getattr(getattr(kind, "valid_processor_kwargs", None), "_defaults", {})
+    options = {**getattr(kind, "images_kwargs", {}), **before_5_23.get("images_kwargs", {})}
+    return found, {name: value for name, value in options.items() if hasattr(found, name) and name != "return_tensors"}
 
 
 def _processor_error(folder: Path, error: Exception) -> ResourceError:

@@ -180,11 +180,15 @@ def _shortfall(chosen: Selection, stage: str, launches: int, joined: float) -> R
     comparable = chosen.stage in (stage, STAGES.get(stage), WHOLE_PROGRAM if stage == PROGRAM else stage)
     if not few and not (comparable and joined < chosen.coverage - A_LITTLE):
         return None
+    cause = (
+        "Check the log of the pass for an early end."
+        if few
+        else "The passes launched different kernels or grids, and counters are joined only to launches like those counted."
+    )
     words = (
         f"The counters of {stage} fall short of the plan: {launches:,} of {chosen.launch_count:,} launches were counted, and "
         f"they are joined to {percentage(joined, 1)} of the stage's kernel time instead of the planned "
-        f"{percentage(chosen.coverage, 1)}. Check the log of the pass for an early end. A program whose kernels differ between "
-        "runs cannot be sampled by position."
+        f"{percentage(chosen.coverage, 1)}. {cause} A program whose kernels differ between runs cannot be sampled by position."
     )
     return RunWarning(WarningId.COUNTERS_FALL_SHORT, words)
 
