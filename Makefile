@@ -36,7 +36,7 @@ test-all: test test-long  ## and those that take long: NVIDIA's tools, Chromium,
 
 # One worker more than processors: many of these tests wait for servers, tools and other processes.
 test-long: $(INSTALLED)
-	LLM_PERF_FUZZ=4000 $(PYTEST) -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') -m 'slow or fuzz'
+	LLM_PERF_FUZZ=4000 $(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -m 'slow or fuzz'
 
 explore: $(INSTALLED)  ## property tests and damaged files with new random choices; prints the seed
 	$(BIN)/python tests/explore.py

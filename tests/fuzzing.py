@@ -4,7 +4,7 @@ import os
 import random
 
 TRIES = int(os.environ.get("LLM_PERF_FUZZ", "400"))
-"""Damaged files per kind of file: few in `make test`, 4,000 in `make test-all`. Half as many timelines, which take longer."""
+"""Damaged files per kind of file: few in `make test`, 4,000 in `make test-all`; fewer of those that take long to read."""
 SEED = int(os.environ.get("LLM_PERF_EXPLORE", "0")) * 1_000_003
 """Added to every seed: nothing, unless `make explore` draws new damage."""
 

@@ -120,16 +120,21 @@ def drive(command: str, project: Path, more: tuple[str, ...] = ()) -> "subproces
 def session_script(project: Path) -> "subprocess.CompletedProcess[str]":
     """Run the script that makes a deep session and checks it; the session itself is made in this process."""
 
+    errors: list[str] = []
+
     def start(argv: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
         assert argv[:3] == [sys.executable, "-m", deep_profile_runner.__name__]
-        return drive(" ".join(["python", *argv[1:]]), project)
+        with patch.object(passes, "locate", lambda _: Located(None)):
+            done = llm_perf(*replaced_by(deep_profile_runner.main, argv[3:]), cwd=project)
+        errors.append(done.stderr)
+        return done
 
     main, out = runpy.run_path(str(project / SESSION))["main"], io.StringIO()
     with pytest.MonkeyPatch.context() as place, redirect_stdout(out):
         place.chdir(project)
         place.setitem(main.__globals__, "subprocess", SimpleNamespace(run=start))
-        code = main([])
-    return subprocess.CompletedProcess([SESSION], code, out.getvalue(), "")
+        code = main([*SHORT])
+    return subprocess.CompletedProcess([SESSION], code, out.getvalue(), "".join(errors))
 
 
 def replaced_by(main: object, rest: list[str]) -> list[str]:

@@ -25,7 +25,7 @@ ARGUMENTS = frozenset(
         "speculative_config",
     }
 )  # fmt: skip
-"""Those that are offered; the real ones are compared below."""
+"""Those that are offered; test_vllm_engine.py compares them with the real ones."""
 
 
 def opened(

@@ -297,12 +297,11 @@ def test_a_signal_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Pope
 
 
 @pytest.mark.slow
-def test_a_signal_ends_a_run_that_has_measured_nothing(starting: tuple[subprocess.Popen[str], Path]) -> None:
-    """As a terminal that is closed ends it."""
+def test_a_closed_terminal_ends_a_run_that_begins(starting: tuple[subprocess.Popen[str], Path]) -> None:
     process, run = starting
     ended_by(signal.SIGHUP, process, run)
-    assert manifest(run)["status"] == "failed"
-    assert not (run / "raw/clean/timings.json").exists()
+    measured = (run / "raw/clean/timings.json").exists()  # only if the machine stalled this process for seconds
+    assert manifest(run)["status"] == ("partial" if measured else "failed")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from docs_commands import commands
-from engine_runs import LLAMA3_ROPE, QUIET, SHAPE, SHORT, request, requests, save_model, timings
+from engine_runs import LLAMA3_ROPE, QUIET, SHAPE, SHORT, request, requests, run, save_model, timings
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.core.errors import CaptureError, ConfigError
@@ -106,9 +106,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(python: Path, cases: dict[str, list[str]], whole: Path) -> dict[str, dict[str, Any]]:
     """Of the cases, and of the run: in one process."""
     (shown,) = [words[1:] for words in commands("runtimes.md") if f"runtime={NAME}" in words]
-    run = ["run", "--json", "-q", *shown, *SHAPE, *SHORT, *QUIET, f"hydra.run.dir={whole}"]
+    line = ["run", "--json", "-q", *shown, *SHAPE, *SHORT, *QUIET, f"hydra.run.dir={whole}"]
     opened = [[f"runtime={NAME}", *words] for words in cases.values()]
-    return dict(zip([*cases, "run"], requests(python, *opened, {"command": run, "cwd": str(whole.parent)}), strict=True))
+    return dict(zip([*cases, "run"], requests(python, *opened, {"command": line, "cwd": str(whole.parent)}), strict=True))
 
 
 @pytest.mark.engines
@@ -169,6 +169,12 @@ class TestEngine:
     def test_what_the_engine_does_not_take_is_an_error(self, found: dict[str, dict[str, Any]]) -> None:
         assert "exceeds the available context size" in found["short"]["error"]
         assert "cannot write models of type gpt2" in found["gpt2"]["error"]
+
+    def test_a_run_in_a_process_of_its_own_is_not_disturbed_by_what_the_engine_prints(
+        self, python: Path, folders: dict[str, Path], tmp_path: Path
+    ) -> None:
+        words = [f"runtime={NAME}", "model=hf", f"model.path={folders['qwen2']}", *SHAPE, "profiling=none"]
+        assert len(timings(run(python, tmp_path / "run", *words))["iterations"]) == 6
 
     def test_a_run_has_times_and_says_what_the_torch_pass_cannot_see(self, found: dict[str, dict[str, Any]], whole: Path) -> None:
         done = found["run"]

@@ -37,6 +37,68 @@ def test_the_plan_is_set_on_the_model_because_transformers_5_17_takes_no_other(m
     assert plans[0]["model.layers.*.self_attn.o_proj"] == "rowwise"
 
 
+def test_since_transformers_5_23_the_plan_is_by_name_and_tied_weights_are_cut_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch.distributed import device_mesh
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.distributed import tensor_parallel as theirs
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 10,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**sizes))
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    plans: list[dict[str, str]] = []
+
+    def apply(model: Any, mesh: Any, tp_plan: dict[str, str]) -> Any:
+        plans.append(tp_plan)
+        head, table = model.lm_head.weight, model.model.embed_tokens.weight
+        assert head is not table
+        assert head.data_ptr() == table.data_ptr(), "no copy"
+        assert all(name in dict(model.named_parameters()) or model.get_submodule(name) for name in tp_plan)
+        return model
+
+    monkeypatch.setattr(theirs, "apply_tensor_parallelism", apply)
+    monkeypatch.setattr(device_mesh, "DeviceMesh", lambda *_, **__: None)
+    group: Any = SimpleNamespace(backend="gloo", size=2)
+    tensor_parallel._cut(model, torch.device("cpu"), group)
+    found = plans[0]
+    assert found["lm_head.weight"] == "colwise"
+    for name in ("o_proj", "o_proj.weight", "o_proj.bias"):
+        assert {found[f"model.layers.{layer}.self_attn.{name}"] for layer in (0, 1)} == {"rowwise"}
+    assert list(found).index("lm_head.weight") < list(found).index("lm_head"), "a module is hooked after its weights are cut"
+    assert model.lm_head.weight is model.model.embed_tokens.weight, "tied again"
+
+
+def test_parameters_of_experts_have_styles_of_their_own() -> None:
+    import torch
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 10,
+    }
+    with torch.device("meta"):
+        model = MixtralForCausalLM(MixtralConfig(**sizes))
+    plan = {"model.layers.*.mlp.experts": "moe_tp_experts", "model.layers.*.mlp.experts.gate_up_proj": "packed_colwise"}
+    experts = "model.layers.0.mlp.experts"
+    assert tensor_parallel._by_name(model, plan) == {
+        f"{experts}.gate_up_proj": "packed_colwise",
+        f"{experts}.down_proj": "moe_tp_experts",
+        experts: "moe_tp_experts",
+    }
+
+
 def test_ranks_that_share_a_gpu_cut_stored_weights_themselves() -> None:
     import torch
 

@@ -186,6 +186,7 @@ def test_a_pass_that_counted_less_than_planned_is_a_warning(tmp_path: Path) -> N
         assert not isinstance(found, Missing)
         assert any("Counted: 200 launches, joined to 100.0 %" in note for note in found.notes)
         assert [warning.id for warning in found.warnings] == ([WarningId.COUNTERS_FALL_SHORT] if warned else [])
+        assert all("early end" in warning.text for warning in found.warnings)
 
 
 def test_a_damaged_counter_table_costs_the_counters_only(tmp_path: Path) -> None:

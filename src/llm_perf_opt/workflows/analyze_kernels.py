@@ -26,11 +26,9 @@ from llm_perf_opt.profiling.timelines import Refused, Timeline
 from llm_perf_opt.profiling.vendor.ncu import asked_counters
 from llm_perf_opt.traces.events import Trace, WorkKind
 from llm_perf_opt.traces.projection import NONE, Projection, project, step_of_work
-from llm_perf_opt.workflows.run_reader import Damaged, RunReader, Untested
+from llm_perf_opt.workflows.run_reader import COUNTING_PASSES, Damaged, RunReader, Untested
 
 _UNTIMED = Missing("no iteration was measured")
-_COUNTING = (*(f"ncu_{stage}" for stage in STAGES), "ncu")
-"""The passes that count the program itself, not the self-test."""
 
 
 def analyze_kernels(run: RunReader, timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> Maybe[KernelEvidence]:
@@ -210,7 +208,7 @@ def _shown_counters(run: RunReader, counted: list[CountedStage]) -> tuple[str, .
     """Return the requested counters, and every counter of the requested sections: ncu also reports other forms of them."""
     if not counted:
         return ()
-    entries = [run.manifest.pass_named(name) for name in _COUNTING]
+    entries = [run.manifest.pass_named(name) for name in COUNTING_PASSES]
     requested = [asked_counters(entry.argv) for entry in entries if entry is not None]
     names = {name for counters in requested for name in counters.metrics}
     if any(counters.whole_groups for counters in requested):

@@ -37,8 +37,8 @@ R = TypeVar("R")
 _EXPERIMENT = re.compile(r"^experiment: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _SOURCE = re.compile(r"^model:\n(?:  .*\n)*?  source: *(?P<name>random|pretrained) *$", re.MULTILINE)
-_COUNTING = "ncu_"
-"""Passes with Nsight Compute begin with it."""
+COUNTING_PASSES = ("ncu_prefill", "ncu_decode", "ncu")
+"""The passes that count the program itself, not the self-test."""
 _SELFTEST = "ncu_selftest"
 _TEST_AGAIN = "Repeat the run: it counts work of known size before it reads counters"
 RANK_TRACES = "rank*.trace.json*"
@@ -220,7 +220,7 @@ class RunReader:
         """Return the counters of a pass, even of one that was cut short, or why there are none."""
         entry, selftest = self.manifest.pass_named(name), self.selftest
         if entry is None:
-            counted = any(other.name.startswith(_COUNTING) for other in self.manifest.passes)
+            counted = any(other.name in COUNTING_PASSES for other in self.manifest.passes)
             return Missing("Nsight Compute did not run in this stage" if counted else "the run was made without Nsight Compute")
         if isinstance(selftest, SelfTest) and selftest.doubt is not None:
             return selftest.doubt

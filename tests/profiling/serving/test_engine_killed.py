@@ -31,6 +31,7 @@ def killed(argv: list[str], folder: Path, ready: Callable[[list[psutil.Process]]
             assert command.poll() is None, (folder / "log").read_text()
             time.sleep(0.5)  # listing processes takes CPU time of its own
             started = psutil.Process(command.pid).children(recursive=True)
+        assert ready(started), (folder / "log").read_text()
     finally:
         command.send_signal(signal.SIGKILL)
         command.wait()
