@@ -51,6 +51,19 @@ LONG_FIXTURES = {
 """Tests that use one of these run a real tool for seconds: `make test` leaves them to `make test-all`."""
 
 
+_MARKED = {"slow or fuzz": ("slow", "fuzz", *LONG_FIXTURES), "hypothesis or fuzz": ("hypothesis", "fuzz")}
+"""Marks that `make test-long` and `make explore` select → words of which each file with such a test has one."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without a selected test: importing them takes longer than many of the tests."""
+    words = _MARKED.get(config.option.markexpr)
+    if words is None or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text()
+    return None if any(word in text for word in words) else True
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark the tests that need a real tool as slow, before the marks decide what is run; then order the files.
