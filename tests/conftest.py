@@ -18,7 +18,7 @@ from hypothesis import settings
 
 # Examples are the same on every machine and have no time limit. `make explore` draws new ones and prints its seed.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=True, max_examples=25)
-settings.register_profile("explore", deadline=None, print_blob=True)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=50)
 settings.load_profile("explore" if os.environ.get("LLM_PERF_EXPLORE") else "fixed")
 
 if TYPE_CHECKING:
