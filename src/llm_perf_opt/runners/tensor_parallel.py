@@ -108,13 +108,13 @@ def _cut(model: "PreTrainedModel", device: "torch.device", group: RankGroup) -> 
     tied = _tied(model)
     kind = next(model.parameters()).device.type
     mesh = DeviceMesh(kind, list(range(group.size)), mesh_dim_names=("tp",))
-    _untie(model, tied)
     split: Any = model
     argument = signature(apply_tensor_parallelism).parameters.get("tp_plan")
     if argument is None or argument.default is None:  # transformers before 5.23: patterns, which 5.17 reads from the model alone
         split.tp_plan = plan
         split = apply_tensor_parallelism(split, mesh)
     else:
+        _untie(model, tied)
         split = apply_tensor_parallelism(split, mesh, _by_name(model, plan))
     for name in gathering:
         _gather_output(split.get_submodule(name), group.size)
@@ -175,7 +175,7 @@ def _tied(model: "PreTrainedModel") -> list[list[str]]:
 
 
 def _untie(model: "PreTrainedModel", tied: list[list[str]]) -> None:
-    """Make each name a parameter of its own, with the same values: transformers cuts parameters by name."""
+    """Make each name a parameter of its own, with the same values: transformers 5.23 cuts parameters by name."""
     import torch
 
     for first, *others in tied:
