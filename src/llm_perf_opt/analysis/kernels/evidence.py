@@ -183,7 +183,7 @@ def _shortfall(chosen: Selection, stage: str, launches: int, joined: float) -> R
     cause = (
         "Check the log of the pass for an early end."
         if few
-        else "Counters apply only to launches of the same kernel and grid, so the passes launched different ones."
+        else "The passes launched different kernels or grids, and counters apply only to launches of the same kernel and grid."
     )
     words = (
         f"The counters of {stage} fall short of the plan: {launches:,} of {chosen.launch_count:,} launches were counted, and "
