@@ -85,7 +85,8 @@ ray-venv: $(RAY_INSTALLED)  ## Ray in an environment of its own; the tests of la
 mlflow-venv: .venv-mlflow/.installed  ## MLflow in an environment that sees the packages of .venv; the tests use it
 
 # Such an environment holds the engine and its converter, and sees the packages of .venv. uv, unlike pip, installs those again, so
-# copies of the same version are removed. A converter may ask for torchvision, whose build does not load beside a torch for the CPU and is not needed.
+# copies of the same version are removed. A converter may ask for torchvision, whose build does not load beside a torch for the CPU
+# and is not needed.
 .venv-%/.installed: $(INSTALLED)
 	@$(call environment,$(BIN)/python,.venv-$*)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth
