@@ -5,7 +5,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.serving.outcome import LoadOutcome
+from llm_perf_opt.analysis.serving.outcome import LoadOutcome, Verdict
 from llm_perf_opt.analysis.serving.slo import NO_SLO, parse_slo
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.runtimes import Runtime
@@ -134,14 +134,21 @@ def test_each_load_leaves_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_without_rates_they_double_until_the_limit_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = request(rates=(), points=3, slo="e2e=1000s", requests=60)
-    folder, error, _ = run(tmp_path, monkeypatch, asked, "--token-ms", "10")
+    """What the server carries is told: whether a busy machine answers in time is not asked here."""
+    judged: list[float] = []
+
+    def told(outcome: LoadOutcome, lower: Sequence[LoadOutcome]) -> Verdict:
+        judged.append(outcome.point.asked)
+        assert [one.point.asked for one in lower] == sorted({asked for asked in judged if asked < outcome.point.asked})
+        return Verdict(outcome.point.number, outcome.point.asked, outcome.point.asked < 3 * judged[0])
+
+    monkeypatch.setattr(capture, "verdict", told)
+    folder, error, _ = run(tmp_path, monkeypatch, request(rates=(), points=4, slo="e2e=1000s"), "--token-ms", "10")
     assert error is None
-    asked_for = [read_record(file, LoadPoint).asked for file in sorted(folder.path.glob("raw/load_*/point.json"))]
-    loads = list(dict.fromkeys(asked_for))  # a load that a busy machine sent too late is repeated
+    loads = [read_record(file, LoadPoint).asked for file in sorted(folder.path.glob("raw/load_*/point.json"))]
     assert read_record(folder.raw("server") / "server.json", ServerFacts).slo_ns == {"e2e": 10**12}
     assert loads[0] < 25  # one request takes 4 × 10 ms at least
-    assert loads[1:] == pytest.approx([2 * loads[0], 4 * loads[0]], rel=0.01)
+    assert loads[1:] == pytest.approx([2 * loads[0], 4 * loads[0], 8**0.5 * loads[0]], rel=0.01)
 
 
 @pytest.mark.slow
@@ -182,7 +189,7 @@ def test_a_load_that_fails_as_a_whole_says_how(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_a_hanging_stream_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = request(request_s=0.5, rates=(50.0, 60.0))
+    asked = request(request_s=4.0, rates=(50.0, 60.0))  # seconds: the other requests end in time on a busy machine as well
     folder, error, _ = run(tmp_path, monkeypatch, asked, "--fault", "hang", "--after", "5")
     assert isinstance(error, CaptureError)
     assert "1 of 6 requests" in point(folder, 1).why
@@ -203,7 +210,9 @@ def test_a_load_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_an_interrupt_keeps_what_was_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
-        raise KeyboardInterrupt
+        records = tmp_path / "run" / "raw" / "load_01" / "profile_export.jsonl"
+        if records.exists() and records.stat().st_size:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(load, "GRACE_S", (0.5, 0.5, 0.5))
     asked = request(rates=(8.0,), requests=50)
@@ -379,11 +388,9 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Dribbling) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        begun = time.monotonic()
         answer = ask(f"http://127.0.0.1:{server.server_address[1]}/", timeout_s=0.2)
         server.shutdown()
     assert (answer.code, "timed out" in answer.why) == (0, True)
-    assert time.monotonic() - begun < 10
 
 
 def test_headers_that_never_end_are_given_up() -> None:
@@ -395,16 +402,13 @@ def test_headers_that_never_end_are_given_up() -> None:
             connection, _ = listening.accept()
             with connection, suppress(OSError):
                 connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
-                for _ in range(150):
+                while True:
                     connection.sendall(b"x")
                     time.sleep(0.02)
 
         threading.Thread(target=dribble, daemon=True).start()
-        begun = time.monotonic()
         answer = ask(f"http://127.0.0.1:{listening.getsockname()[1]}/", timeout_s=0.2)
-        seconds = time.monotonic() - begun
     assert (answer.code, "timed out" in answer.why) == (0, True)
-    assert seconds < 2
 
 
 def test_a_server_that_never_started_is_not_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
