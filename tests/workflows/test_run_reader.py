@@ -1,6 +1,6 @@
 """A run folder is read once per command, and what is absent or damaged says why."""
 
-import sys
+import builtins
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,40 +27,22 @@ RECORDS = (".json", ".jsonl", ".yaml")
 READ_ONCE = ("raw", "config.yaml", "env.json")
 
 
-class Opened:
-    """Counts how often each file is opened for reading."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[Path] | None = None
-        sys.addaudithook(self._heard)  # for the whole process; it counts only while it is asked to
-
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.counts is None or event != "open":
-            return
-        path, mode, _ = arguments
-        if isinstance(path, str | Path) and isinstance(mode, str) and "r" in mode and "+" not in mode:  # os.open gives no mode
-            self.counts[Path(path)] += 1
-
-    @contextmanager
-    def counting(self) -> Iterator[Counter[Path]]:
-        counts: Counter[Path] = Counter()
-        self.counts = counts
-        try:
-            yield counts
-        finally:
-            self.counts = None
-
-
-OPENED = Opened()
-
-
 @contextmanager
 def reading_once(*runs: Path, captured: bool = False) -> Iterator[None]:
     """Fails where a record of these runs is opened twice, or a trace parsed twice; and where nothing is read at all.
 
     The measured process of a run that is `captured` reads config.yaml, too, and here it is this process.
     """
+    opened: Counter[Path] = Counter()
     parsed: Counter[Path] = Counter()
+
+    def heard(real: Callable[..., Any]) -> Callable[..., Any]:
+        def opening(path: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
+            if isinstance(path, str | Path) and "r" in mode and "+" not in mode:
+                opened[Path(path)] += 1
+            return real(path, mode, *more, **named)
+
+        return opening
 
     def counted(read: Callable[..., Any]) -> Callable[..., Any]:
         def parse(path: Path, *more: Any) -> Any:
@@ -69,7 +51,9 @@ def reading_once(*runs: Path, captured: bool = False) -> Iterator[None]:
 
         return parse
 
-    with pytest.MonkeyPatch.context() as patch, OPENED.counting() as opened:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builtins, "open", heard(open))
+        patch.setattr(Path, "open", heard(Path.open))
         patch.setattr(trace_cache, "read_trace", counted(read_trace))
         patch.setattr(run_reader, "read_ncu", counted(read_ncu))  # it opens the table twice, to look and to read
         yield

@@ -1,8 +1,10 @@
 """The command `llm-perf`: its verbs, and the one place where errors are caught."""
 
+import functools
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -100,9 +102,15 @@ def main() -> None:
         _main()
 
 
+@functools.cache
+def _command() -> Callable[[], Any]:
+    """Return the verbs as one command; `app()` would make it again at each call in a process."""
+    return typer.main.get_command(app)
+
+
 def _main() -> None:
     try:
-        app(standalone_mode=True)
+        _command()()
     except LlmPerfError as error:
         _end(error, error.fact, error.remedy, error.exit_code)
     except KeyboardInterrupt:

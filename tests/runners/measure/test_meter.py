@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from builders import MS, SECOND
 from builders import iteration as made
 from llm_perf_opt.core.records import Iteration, SubstageSpan
+from llm_perf_opt.runners.measure import meter
 from llm_perf_opt.runners.measure.clock import ClockName
 from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, is_stable
 
@@ -420,6 +421,16 @@ def test_an_interruption_while_warming_up_ends_it(monkeypatch: pytest.MonkeyPatc
     assert machine.requests == 2
 
 
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The real garbage collector, with nothing frozen."""
+    monkeypatch.setattr(meter, "gc", gc)
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("collector")
 @pytest.mark.parametrize("request_number", [1, 3, 5, 8])
 def test_a_failure_is_passed_on_and_leaves_the_collector_as_it_was(monkeypatch: pytest.MonkeyPatch, request_number: int) -> None:
     machine = Machine(STEADY, fails_in_request=request_number)
@@ -429,6 +440,7 @@ def test_a_failure_is_passed_on_and_leaves_the_collector_as_it_was(monkeypatch: 
     assert gc.isenabled()
 
 
+@pytest.mark.usefixtures("collector")
 def test_the_collector_has_little_to_look_at_while_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, bool]] = []
     metered(Machine(STEADY), monkeypatch).measure(
