@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, StageBudget, st
 from llm_perf_opt.analysis.kernels.classes import class_of_work
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, request_cost, stage_samples
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, other_steps, request_cost, stage_samples
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices
 from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time
 from llm_perf_opt.analysis.limits.roofline import RooflineTime
@@ -299,7 +299,9 @@ def unprofiled_wall(stage: str, unit: str, units: int, facts: RunFacts) -> tuple
     times = repeats_of(stage, units)
     found = summarize(values)
     low, high = ends(found)
-    return round(found.median) * times, (low * times, high * times), f"{UNPROFILED}, median of {found.n} repeats"
+    others = other_steps(timings, units, found.median) if stage == DECODE else ""
+    source = f"{UNPROFILED}, median of {found.n} repeats{others}"
+    return round(found.median) * times, (low * times, high * times), source
 
 
 def _roofline(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Peaks]]:

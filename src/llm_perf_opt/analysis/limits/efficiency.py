@@ -20,11 +20,14 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Distribution, Maybe, Missing, ModelFacts, TorchPass
 from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.units import duration
 from llm_perf_opt.core.vision_records import VisionInput
 
 _NOT_SAMPLED = Missing("the device was not sampled")
 _NO_WORK = Missing("no work of the torch pass was assigned to this component")
 _NOT_MODELED = Missing("it is outside the cost model")
+_SAME_STEPS = 0.1
+"""The first decode steps are like all of them if their mean differs by at most this share."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,18 @@ def stage_samples(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[list
     some_steps = stage is not Stage.PREFILL and steps < timings.workload.decode_steps
     unavailable = steps_unavailable(timings) if some_steps else None
     return unavailable or [it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations]
+
+
+def other_steps(timings: CleanTimings, steps: int, first_ns: float) -> str:
+    """Return the mean time of all decode steps, as words, if that of the first `steps` clearly differs from it."""
+    every = timings.workload.decode_steps
+    samples = stage_samples(timings, Stage.DECODE, every)
+    if isinstance(samples, Missing):
+        return ""
+    mean_ns = summarize(samples).median / every
+    if abs(first_ns / steps - mean_ns) <= _SAME_STEPS * mean_ns:
+        return ""
+    return f", first {steps} of {every} steps; all {every} take {duration(mean_ns)} per token"
 
 
 def efficiency(
