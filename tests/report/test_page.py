@@ -123,9 +123,10 @@ def test_without_the_library_the_images_stand(monkeypatch: pytest.MonkeyPatch) -
     from llm_perf_opt.report import html as module
 
     monkeypatch.setattr(module, "_plotly", lambda: "")
-    source = page(Chart("c", "A chart", {"data": [], "layout": {}}, still="<svg></svg>"))
+    source = page(Chart("c", "A chart", {"data": [], "layout": {}}, still="<svg></svg>"), Chart("d", "Another", {"data": []}))
     assert "plotly was not installed" in source
     assert "<svg></svg>" in source
+    assert source.count("n/a: this chart needs plotly") == 1, "of the second one, which has no image"
     assert len(scripts(source)) == 1
 
 

@@ -140,5 +140,6 @@ def _one_script(text: str) -> str:
     return text
 
 
+@cache
 def _hash(script: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
