@@ -89,9 +89,9 @@ def pytest_collection_finish() -> None:
 _LONGEST = (
     "test_vllm_engine.py",
     "test_app.py",
-    "test_engine.py",
     "test_nsight_run.py",
     "test_from_the_guides.py",
+    "test_engine.py",
     "test_statistics.py",
     "test_ranks.py",
     "test_openvino_genai_runner.py",
@@ -107,7 +107,8 @@ _LONGEST = (
 )
 """These files are started first, in this order, so that no worker still has a long one when the others have finished.
 
-The first file that starts vLLM leaves what vLLM finds out about the model's class in the cache; the next starts a minute later.
+The first file that starts vLLM leaves what vLLM finds out about the model's class in the cache; the next one starts minutes
+later, whatever the number of workers.
 """
 
 
