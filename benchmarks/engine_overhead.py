@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 LIMITS = {"cuda": 0.03, "cpu": 0.25}
-WARMUP = 3
-REPEATS = 10
+WARMUP = 10
+REPEATS = 30
+"""Of each length of request. Opening the engine takes a minute, a request a tenth of a second."""
 BARE = "@bare "
 """Marks the line with the figures of the bare script among those of the engine."""
 OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
@@ -56,10 +57,12 @@ def bare(asked: dict[str, Any]) -> dict[str, Any]:
         request(1)
     pairs = [(request(1), request(asked["new_tokens"])) for _ in range(REPEATS)]
     first, whole = (statistics.median(side) for side in zip(*pairs, strict=True))
+    each = [(later - earlier) / (asked["new_tokens"] - 1) * 1e3 for earlier, later in pairs]
     config = engine.llm_engine.vllm_config
     return {
         "vllm": vllm.__version__,
         "tpot_ms": (whole - first) / (asked["new_tokens"] - 1) * 1e3,
+        "tpot_quartiles_ms": statistics.quantiles(each, n=4),
         "ttft_ms": first * 1e3,
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
         "core_in_own_process": not hasattr(engine.llm_engine.engine_core, "engine_core"),
@@ -88,13 +91,15 @@ def by_llm_perf(words: list[str], folder: Path) -> dict[str, Any]:
     _child(argv)
     timings = json.loads((folder / "raw/clean/timings.json").read_text())
     repeats = timings["iterations"]
+    each = [sum(one["steps_ns"]) / len(one["steps_ns"]) / 1e6 for one in repeats]
     return {
-        "tpot_ms": statistics.median(sum(each["steps_ns"]) / len(each["steps_ns"]) for each in repeats) / 1e6,
-        "ttft_ms": statistics.median(each["prefill_ns"] for each in repeats) / 1e6,
+        "tpot_ms": statistics.median(each),
+        "tpot_quartiles_ms": statistics.quantiles(each, n=4),
+        "ttft_ms": statistics.median(one["prefill_ns"] for one in repeats) / 1e6,
         "repeats": len(repeats),
         "stopped": timings["stopped"],
         "inseparable": timings["runtime"]["inseparable"],
-        "settings": {each["name"]: each["value"] for each in timings["runtime"]["settings"]},
+        "settings": {one["name"]: one["value"] for one in timings["runtime"]["settings"]},
         "start_s": timings["load_s"],
     }
 
