@@ -101,9 +101,13 @@ def _waiting(time: HostTime, facts: RunFacts) -> Maybe[int]:
 
 
 def _profiled_waiting(time: HostTime, facts: RunFacts) -> Maybe[int]:
+    """Return how long the main thread did not run in the trace: as large a share of it as of the stage under the profiler.
+
+    The trace of an engine begins and ends inside the stage, whose waiting alone may be longer on a busy machine.
+    """
     if isinstance(facts.torch, Missing):
         return facts.torch
     wall, ran = facts.torch.stage_wall_ns.get(time.stage), facts.torch.stage_cpu_ns.get(time.stage)
     if wall is None or ran is None:
         return Missing("the CPU time of the main thread was not recorded")
-    return wall - ran
+    return round(time.wall_ns * max(wall - ran, 0) / wall) if wall else 0

@@ -28,7 +28,7 @@ from llm_perf_opt.profiling.serving import request as serving_request
 from llm_perf_opt.profiling.serving.aiperf import GENERATOR
 from llm_perf_opt.profiling.serving.capture import capture_serving
 from llm_perf_opt.profiling.serving.generators import locate_generator
-from llm_perf_opt.profiling.serving.http import ServedModel, ask, free_port
+from llm_perf_opt.profiling.serving.http import Answered, ServedModel, ask, free_port
 from llm_perf_opt.profiling.serving.request import Prepared, ServingRequest, prepare
 from llm_perf_opt.traces.serving.load_file import read_load
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -409,6 +409,17 @@ def test_headers_that_never_end_are_given_up() -> None:
         threading.Thread(target=dribble, daemon=True).start()
         answer = ask(f"http://127.0.0.1:{listening.getsockname()[1]}/", timeout_s=0.2)
     assert (answer.code, "timed out" in answer.why) == (0, True)
+
+
+def test_a_server_is_ready_when_its_own_words_were_read_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a busy machine, the thread that reads its output may be later than its answer to the health check."""
+    process = server.ServerProcess(["x"], tmp_path / "log", {})
+    monkeypatch.setattr(server.ServerProcess, "alive", True)
+    monkeypatch.setattr(process, "wait", lambda _: process.messages.put({"event": "server"}))
+    monkeypatch.setattr(server, "ask", lambda _: Answered(200))
+    heard: list[str] = []
+    server.wait_until_ready(process, "http://127.0.0.1/health", 60.0, lambda message: heard.append(message["event"]))
+    assert heard == ["tick", "server"]
 
 
 def test_a_server_that_never_started_is_not_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

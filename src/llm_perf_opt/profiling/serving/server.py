@@ -157,16 +157,21 @@ def runner_argv(config: Path, folder: Path, port: int, traces: Path | None, span
 def wait_until_ready(
     server: ServerProcess, health_url: str, limit_s: float, on_message: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Return when the server answers its health check; raise if it ends before, or takes longer than the limit."""
-    deadline = time.monotonic() + limit_s
+    """Return when the server has said what it is and answers its health check.
+
+    Raise if it ends before, or takes longer than the limit. It says so before it answers, but its output may be read later.
+    """
+    deadline, told = time.monotonic() + limit_s, False
     while True:
+        alive = server.alive
+        answers = alive and ask(health_url).code == 200
         while not server.messages.empty():
-            on_message(server.messages.get())
-        if not server.alive:
+            message = server.messages.get()
+            told = told or message.get("event") == "server"
+            on_message(message)
+        if not alive:
             raise server.death()
-        if ask(health_url).code == 200:
-            while not server.messages.empty():
-                on_message(server.messages.get())
+        if answers and told:
             return
         if time.monotonic() >= deadline:
             raise CaptureError(
