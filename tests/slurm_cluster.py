@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from command import HANG_S
+
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "squeue", "srun", "scancel", "scontrol")
-_READY_S = 60
 _SETTINGS = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -103,17 +104,19 @@ class SlurmCluster:
 
     def ask(self, *argv: str) -> str:
         """Return the output of a command of Slurm; empty if it fails."""
-        return subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False, timeout=60).stdout.strip()
+        return subprocess.run(
+            argv, env=self.environment, capture_output=True, text=True, check=False, timeout=HANG_S
+        ).stdout.strip()
 
     def _ask(self, *argv: str) -> None:
-        subprocess.run(argv, env=self.environment, check=True, timeout=60)
+        subprocess.run(argv, env=self.environment, check=True, timeout=HANG_S)
 
     def _start(self, *argv: str) -> None:
         with (self._place / f"{argv[0]}-{len(self._begun)}.out").open("wb") as out:
             self._begun.append(subprocess.Popen(argv, env=self.environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL))
 
     def _await(self, ready: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _READY_S
+        deadline = time.monotonic() + HANG_S
         while not ready():
             ended = [process for process in self._begun if process.poll() is not None]
             if ended or time.monotonic() > deadline:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from command import HANG_S
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.cli.completing import complete_hardware, complete_override, complete_run, complete_side
 from llm_perf_opt.config.choices import all_keys, group_options
@@ -151,7 +152,9 @@ def test_the_tab_key_loads_nothing_heavy() -> None:
         "from llm_perf_opt.cli.app import app\napp(prog_name='llm-perf')"
     )
     environment = completing("bash", COMP_WORDS="llm-perf\nrun\nmodel\n=\ntiny_v", COMP_CWORD="4")
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=HANG_S
+    )
     assert done.stdout.split() == ["tiny_vlm"], done.stderr
     loaded = set(ast.literal_eval(done.stderr.splitlines()[-1]))
     assert not loaded & {"torch", "transformers", "duckdb", "plotly", "numpy", "hydra", "omegaconf", "pynvml", "psutil"}
@@ -174,6 +177,6 @@ def test_a_real_bash_completes(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [bash, "--norc", "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [bash, "--norc", "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=HANG_S
     )
     assert done.stdout.split() == ["max-autotune"], done.stderr

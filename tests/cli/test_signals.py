@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from builders import manifest, run_analysis
+from command import HANG_S
 from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.advise import advise
 from llm_perf_opt.cli.signals import graceful_exit
@@ -150,7 +151,7 @@ def test_a_real_terminal_that_is_closed_ends_a_program_in_order(tmp_path: Path) 
             assert process.poll() is None
             time.sleep(0.02)
         os.close(ours)
-        assert process.wait(timeout=60) == 129
+        assert process.wait(timeout=HANG_S) == 129
     finally:
         if process.poll() is None:
             process.kill()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from command import HANG_S
 from llm_perf_opt.config.composition import Composed, compose, config_from_mapping, config_to_yaml
 from llm_perf_opt.core.errors import ConfigError
 
@@ -369,7 +370,7 @@ def test_a_named_pipe_is_refused_and_not_waited_for(project: Path, name: str) ->
     found: list[ConfigError] = []
     thread = threading.Thread(target=lambda: found.append(refusal()), daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(HANG_S)
     assert "is a named pipe" in found[0].fact
 
 

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 
 from builders import default_config, with_value
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
+from llm_perf_opt.core.processes import Process, start_member
 from llm_perf_opt.runners import rank_supervisor
 from llm_perf_opt.runners.rank_supervisor import supervise
 
@@ -31,6 +33,28 @@ def watched(monkeypatch: pytest.MonkeyPatch, out: Path, *words: Sequence[str], l
     finally:
         ours = [process for process in psutil.Process().children() if "rank_stub" in " ".join(process.cmdline())]
         assert ours == []
+
+
+class Clock:
+    """Stands still until so many ranks have ended and these have written "here" to their logs, however long that takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, out: Path, *, ended: int = 0, here: Sequence[int] = ()) -> None:
+        self._logs, self._ended = [out / f"rank{rank}.log" for rank in here], ended
+        self._ranks: list[Process] = []
+        self._begun: float | None = None
+        monkeypatch.setattr(rank_supervisor, "time", self)
+        monkeypatch.setattr(rank_supervisor, "start_member", self._start)
+        monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.2)
+
+    def _start(self, argv: Sequence[str], environment: Mapping[str, str]) -> Process:
+        self._ranks.append(start_member(argv, environment))
+        return self._ranks[-1]
+
+    def monotonic(self) -> float:
+        ended = sum(rank.returncode is not None for rank in self._ranks) >= self._ended
+        if self._begun is None and ended and all("here" in log.read_text() for log in self._logs):
+            self._begun = time.monotonic()
+        return 100.0 if self._begun is None else 100.0 + time.monotonic() - self._begun
 
 
 def failure(monkeypatch: pytest.MonkeyPatch, out: Path, *words: Sequence[str], limit_s: float = 600.0) -> LlmPerfError:
@@ -57,8 +81,9 @@ def test_an_interruption_of_the_ranks_is_one_of_the_pass(monkeypatch: pytest.Mon
 
 
 def test_a_killed_rank_is_named_with_its_log_and_the_state_of_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.2)
-    error = failure(monkeypatch, tmp_path, ["request 1", "hang"], ["request 1", "words:its last words", "kill"], ["lost:1"])
+    Clock(monkeypatch, tmp_path, ended=2, here=[0])
+    killed = ["request 1", "words:its last words", "kill"]
+    error = failure(monkeypatch, tmp_path, ["request 1", "print:here", "hang"], killed, ["lost:1"])
     assert "Rank 1 of 3 was killed by SIGKILL (request 1)" in error.fact
     assert "its last words" in error.fact
     assert "rank 0 was running (request 1)" in error.fact
@@ -66,19 +91,21 @@ def test_a_killed_rank_is_named_with_its_log_and_the_state_of_the_others(monkeyp
 
 
 def test_a_rank_that_fails_takes_precedence_over_those_that_lost_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Clock(monkeypatch, tmp_path, ended=2)
     error = failure(monkeypatch, tmp_path, ["lost:1"], ["error:The disk is full."])
     assert "Rank 1 of 2 failed: The disk is full." in error.fact
     assert "rank 0 ended with exit code 4" in error.fact
 
 
 def test_an_error_of_every_rank_is_not_about_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Clock(monkeypatch, tmp_path, ended=2)
     error = failure(monkeypatch, tmp_path, ["error:It does not fit."], ["error:It does not fit."])
     assert error.fact == "It does not fit."
 
 
 def test_a_rank_that_others_gave_up_on_hangs_and_shows_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.2)
-    error = failure(monkeypatch, tmp_path, ["request 3", "lost:2"], ["request 3", "lost:2"], ["request 3", "hang"])
+    Clock(monkeypatch, tmp_path, ended=2, here=[2])
+    error = failure(monkeypatch, tmp_path, ["request 3", "lost:2"], ["request 3", "lost:2"], ["request 3", "print:here", "hang"])
     assert "Rank 2 of 3 hangs (request 3): rank 0 gave up" in error.fact
     assert "rank_stub.py" in error.fact
     assert "in act" in (tmp_path / "rank2.log").read_text()
@@ -87,15 +114,16 @@ def test_a_rank_that_others_gave_up_on_hangs_and_shows_where(monkeypatch: pytest
 def test_a_rank_that_falls_behind_for_too_long_hangs_even_if_no_other_complains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.1)
-    error = failure(monkeypatch, tmp_path, ["loading", "the model is loaded", "hang"], ["loading", "hang"], limit_s=1.0)
+    Clock(monkeypatch, tmp_path, here=[0, 1])
+    ranks = ["loading", "the model is loaded", "print:here", "hang"], ["loading", "print:here", "hang"]
+    error = failure(monkeypatch, tmp_path, *ranks, limit_s=1.0)
     assert "Rank 1 of 2 hangs (loading): the others have waited for it for 1 s" in error.fact
     assert "rank 0 was running (the model is loaded)" in error.fact
 
 
 def test_a_rank_that_does_not_end_when_the_others_have_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rank_supervisor, "_SETTLE_S", 0.1)
-    error = failure(monkeypatch, tmp_path, ["finished"], ["finished", "hang"], limit_s=1.0)
+    Clock(monkeypatch, tmp_path, ended=1, here=[1])
+    error = failure(monkeypatch, tmp_path, ["finished"], ["finished", "print:here", "hang"], limit_s=1.0)
     assert "Rank 1 of 2 hangs (finished)" in error.fact
     assert "rank 0 has finished" in error.fact
 
@@ -103,7 +131,9 @@ def test_a_rank_that_does_not_end_when_the_others_have_is_noticed(monkeypatch: p
 def test_a_first_rank_that_is_stopped_is_noticed_although_the_others_cannot_give_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    error = failure(monkeypatch, tmp_path, ["request 1", "stop"], ["request 1", "hang"], limit_s=1.0)
+    Clock(monkeypatch, tmp_path, here=[0, 1])
+    ranks = ["request 1", "print:here", "stop"], ["request 1", "print:here", "hang"]
+    error = failure(monkeypatch, tmp_path, *ranks, limit_s=1.0)
     assert "Rank 0 of 2 hangs (request 1): its process has been stopped for 1 s." in error.fact
     assert "rank 1 was running (request 1)" in error.fact
 

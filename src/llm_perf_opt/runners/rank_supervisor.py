@@ -28,7 +28,8 @@ _MODULE = "llm_perf_opt.runners.rank_process"
 _TICK_S = 0.5
 _SETTLE_S = 3.0
 """How long the others may take to fail too after the first: the cause is one of them."""
-_STACK_S = 1.0
+_STACK_S = 10.0
+"""How long ranks may take to write their stacks; one that is stopped or waits for a device writes none."""
 _END_S = 5.0
 _LOG_LINES = 3
 _KEPT_LINES = 200
@@ -135,11 +136,14 @@ class _Watch:
             return Interrupted.exit_code
         return 0
 
-    def _read(self, wait_s: float) -> None:
-        for key, _ in self._selector.select(wait_s):
+    def _read(self, wait_s: float) -> bool:
+        """Read what ranks say, waiting at most this long, and return whether one said something."""
+        ready = self._selector.select(wait_s)
+        for key, _ in ready:
             self._take(key.data, key.fd)
         for rank in self._ranks:
             rank.child.poll()
+        return bool(ready)
 
     def _take(self, rank: Rank, pipe: int) -> None:
         with suppress(BlockingIOError):
@@ -249,19 +253,25 @@ class _Watch:
 
     def _hanging(self, hanging: list[Rank], why: str) -> CaptureError:
         """Return the error for ranks that do not go on, with the stacks of all in their logs."""
-        for rank in self._ranks:
-            if rank.code is None and hasattr(signal, "SIGUSR1"):
-                with suppress(ProcessLookupError):
-                    rank.child.send_signal(signal.SIGUSR1)
-        until = time.monotonic() + _STACK_S
-        while time.monotonic() < until:
-            self._read(_TICK_S)
+        self._ask_for_stacks()
         rank = hanging[0]
         who = f"Rank {rank.number}" if len(hanging) == 1 else f"Ranks {', '.join(str(each.number) for each in hanging)}"
         return CaptureError(
             f"{who} of {len(self._ranks)} {'hangs' if len(hanging) == 1 else 'hang'} ({rank.doing}): {why} {self._details(rank)}",
             f"See {rank.log.name}: it ends with the stack of the rank. If it only needs longer, raise runtime.rank_timeout_s.",
         )
+
+    def _ask_for_stacks(self) -> None:
+        """Let every rank that runs write its stack to its log, and read until they have and say no more."""
+        asked = [rank for rank in self._ranks if rank.code is None and hasattr(signal, "SIGUSR1")]
+        for rank in asked:
+            with suppress(ProcessLookupError):
+                rank.child.send_signal(signal.SIGUSR1)
+        until = time.monotonic() + _STACK_S
+        while time.monotonic() < until:
+            heard = self._read(_TICK_S)
+            if not heard and all(rank.code is not None or any(_STACK in line for line in rank.tail) for rank in asked):
+                return
 
     def _details(self, culprit: Rank) -> str:
         """Return the end of a rank's log and the state of the others."""

@@ -13,7 +13,7 @@ from llm_perf_opt.core.run_folder import RunFolder, write_whole
 CHROMIUM_VARIABLE = "LLM_PERF_CHROMIUM"
 """Environment variable: the browser to draw with, or `none`."""
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 120.0
 _SIZE = re.compile(r'width="(\d+)" height="(\d+)"')
 
 

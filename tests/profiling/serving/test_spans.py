@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from command import HANG_S
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.profiling.serving import spans
 from llm_perf_opt.profiling.serving.spans import SpanReceiver, decode_traces
@@ -91,7 +92,7 @@ def test_damaged_exports_are_refused() -> None:
 def send(url: str, body: bytes, **headers: str) -> int:
     request = urllib.request.Request(url, body, headers={"Content-Type": "application/x-protobuf", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=HANG_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -118,7 +119,7 @@ def test_a_receiver_writes_to_the_file_of_the_load(tmp_path: Path) -> None:
 def test_a_refused_export_does_not_break_the_connection() -> None:
     with SpanReceiver() as receiver:
         port = int(receiver.url.partition("127.0.0.1:")[2].partition("/")[0])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
         connection.request("POST", "/other", EXPORT)
         answer = connection.getresponse()
         assert (answer.status, answer.read(), answer.will_close) == (400, b"", True)

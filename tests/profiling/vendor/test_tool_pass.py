@@ -25,8 +25,8 @@ from llm_perf_opt.runners.child import MESSAGE_PREFIX
 
 PROGRAM = """
 import os, sys, time, nvtx
-open(sys.argv[1], "w").write(str(os.getpid()))
 with nvtx.annotate("profile", domain="LLM"):
+    open(sys.argv[1], "w").write(str(os.getpid()))  # nsys has been loaded by the range
     end = time.monotonic() + 900
     while time.monotonic() < end:
         for _ in range(int(sys.argv[2])):

@@ -18,6 +18,8 @@ from llm_perf_opt.core.errors import CaptureError, ConfigError, ResourceError
 _MOST_BYTES = 16 * 2**20
 """The largest answer that is read."""
 _ASK_S = 5.0
+_LIST_S = 30.0
+"""For the list of models, which is asked for once: a server under load answers late."""
 _LEAST_S = 0.001
 """Zero would mean to return at once."""
 
@@ -174,7 +176,7 @@ class ServedModel:
 
 def served_model(url: str, wanted: str | None = None) -> ServedModel:
     """Return the model that a server serves; raise if it cannot be reached, or if several are served and none is named."""
-    answer = ask(url + MODELS)
+    answer = ask(url + MODELS, timeout_s=_LIST_S)
     content = answer.json() if answer.code == 200 else None
     listed = content.get("data") if isinstance(content, dict) else None
     found = [entry for entry in listed if isinstance(entry, dict) and entry.get("id")] if isinstance(listed, list) else []

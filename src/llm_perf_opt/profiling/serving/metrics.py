@@ -13,6 +13,8 @@ from llm_perf_opt.profiling.serving.http import ask
 from llm_perf_opt.traces.prometheus import parse_prometheus
 
 EVERY_S = 0.5
+_LAST_S = 20.0
+"""Timeout of the sample after the load. The others may not take long: they would be samples of another moment."""
 _LOAD = re.compile(r"request|token|queue|running|waiting|pending|batch|cache|preempt|swap|spec_decode|reject", re.IGNORECASE)
 """Names of series that say something about load, with any engine."""
 _DETAIL = re.compile(r"_(bucket|created|info)(\{|$)|^(python|process|http)_")
@@ -60,15 +62,15 @@ class MetricsSampler:
             next_at = time.monotonic()
             while True:
                 stopping = self._stop.is_set()
-                self._sample(file)
+                self._sample(file, _LAST_S if stopping else self._every_s * 4)
                 if stopping:  # the last sample is taken after the load
                     return
                 next_at = max(next_at + self._every_s, time.monotonic())
                 self._stop.wait(max(0.0, next_at - time.monotonic()))
 
-    def _sample(self, file: BinaryIO) -> None:
+    def _sample(self, file: BinaryIO, timeout_s: float) -> None:
         at_ns = time.time_ns()
-        answer = ask(self._url, timeout_s=self._every_s * 4)
+        answer = ask(self._url, timeout_s=timeout_s)
         series = load_series(answer.body.decode(errors="replace")) if answer.code == 200 else {}
         if not series:
             self._failed += 1

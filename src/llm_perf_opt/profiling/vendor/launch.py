@@ -330,7 +330,7 @@ class _Running:
 class Companion:
     """A process that runs next to another until its standard input is closed."""
 
-    def __init__(self, argv: Sequence[str], log: Path, ready: str, patience_s: float = 20.0) -> None:
+    def __init__(self, argv: Sequence[str], log: Path, ready: str, patience_s: float = 60.0) -> None:
         self.argv = tuple(argv)
         self._begun = time.monotonic()
         self._log = log.open("ab")

@@ -18,8 +18,8 @@ from llm_perf_opt.core.run_folder import read_record, write_record
 
 METHOD = 2
 """Increased when the queries change, so that older answers are not found."""
-ASKING_S = 20.0
-"""Timeout of a query."""
+ASKING_S = 60.0
+"""Timeout of a query. A program that starts slowly on a busy machine is not missing."""
 
 _INSTALL_FOLDERS = {
     "nsys": (
