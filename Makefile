@@ -14,7 +14,7 @@ ENGINES := onnxruntime-genai openvino-genai llamacpp
 RAY_INSTALLED := .venv-ray/.installed
 
 # $(call environment,PYTHON,ENVIRONMENT), $(call install,ENVIRONMENT,PACKAGES) and $(call uninstall,ENVIRONMENT,PACKAGES)
-environment = test -x $(2)/bin/python || $(1) -m venv $(if $(UV),--without-pip) $(2)
+environment = test -x $(2)/bin/python || $(1) -m venv $(if $(UV),--without-pip) $(2)$(if $(UV),,; $(2)/bin/python -c 'import pip' 2>/dev/null || $(2)/bin/python -m ensurepip >/dev/null)
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet --disable-pip-version-check) $(2)
 frozen = $(UV) pip freeze --quiet --python $(1)/bin/python | grep ==
 uninstall = $(if $(UV),$(UV) pip uninstall --quiet --python $(1)/bin/python,$(1)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes) $(2)
@@ -85,7 +85,7 @@ ray-venv: $(RAY_INSTALLED)  ## Ray in an environment of its own; the tests of la
 mlflow-venv: .venv-mlflow/.installed  ## MLflow in an environment that sees the packages of .venv; the tests use it
 
 # Such an environment holds the engine and its converter, and sees the packages of .venv. uv, unlike pip, installs those again, so
-# copies of the same version are removed. A converter may ask for torchvision, whose build does not load beside a torch for the CPU
+# copies of the same version are removed. A converter may ask for torchvision, whose build does not load next to a torch for the CPU
 # and is not needed.
 .venv-%/.installed: $(INSTALLED)
 	@$(call environment,$(BIN)/python,.venv-$*)

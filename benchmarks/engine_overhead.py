@@ -76,19 +76,7 @@ def bare(asked: dict[str, Any]) -> dict[str, Any]:
 def by_llm_perf(words: list[str], folder: Path) -> dict[str, Any]:
     """Run the unprofiled pass alone and return its figures."""
     alone = ["profiling=none", "profiling.ceilings=false", "profiling.nvml.enable=false"]
-    argv = [
-        sys.executable,
-        "-m",
-        "llm_perf_opt",
-        "run",
-        "--json",
-        "-q",
-        "runtime=vllm",
-        *words,
-        *alone,
-        f"hydra.run.dir={folder}",
-    ]
-    _child(argv)
+    _child([sys.executable, "-m", "llm_perf_opt", "run", "--json", "-q", *words, *alone, f"hydra.run.dir={folder}"])
     timings = json.loads((folder / "raw/clean/timings.json").read_text())
     repeats = timings["iterations"]
     each = [sum(one["steps_ns"]) / len(one["steps_ns"]) / 1e6 for one in repeats]
@@ -146,7 +134,7 @@ def compared(words: list[str], rounds: int, folder: Path) -> dict[str, Any]:
     for number in range(rounds):
         out = _child([sys.executable, str(Path(__file__).resolve()), "--bare"], json.dumps(asked))
         theirs.append(json.loads(next(line for line in out.splitlines() if line.startswith(BARE)).removeprefix(BARE)))
-        ours.append(by_llm_perf(words, folder / f"run{number}"))
+        ours.append(by_llm_perf(["runtime=vllm", *words], folder / f"run{number}"))
     tpots = [statistics.median(each["tpot_ms"] for each in side) for side in (ours, theirs)]
     return {
         "words": words,

@@ -52,7 +52,7 @@ LONG_FIXTURES = {
 
 
 _MARKED = {"slow or fuzz": ("slow", "fuzz", *LONG_FIXTURES), "hypothesis or fuzz": ("hypothesis", "fuzz")}
-"""Marks that `make test-long` and `make explore` select → words of which each file with such a test has one."""
+"""What `make test-long` and `make explore` select → words; a file with such a test contains at least one of them."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -107,8 +107,8 @@ _LONGEST = (
 )
 """These files are started first, in this order, so that no worker still has a long one when the others have finished.
 
-The first file that starts vLLM leaves what vLLM finds out about the model's class in the cache; the next one starts minutes
-later, whatever the number of workers.
+The first file that starts vLLM leaves what vLLM finds out about the model's class in the cache. With up to four workers, the
+next one starts minutes later and uses it.
 """
 
 
@@ -120,7 +120,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_full_collections() -> Iterator[None]:
-    """The meter collects garbage before it measures, and afterwards lets go what `pytest_collection_finish` has frozen.
+    """The meter collects garbage before it measures, and afterwards unfreezes what `pytest_collection_finish` has frozen.
 
     With PyTorch imported, that takes 0.3 s each time, in hundreds of tests.
     """

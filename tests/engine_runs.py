@@ -26,10 +26,12 @@ QUIET = ["profiling.nvml.enable=false"]
 
 def llm_perf(python: Path | str, *words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command, run by an interpreter with this checkout's code."""
+    from command import HANG_S
+
     root = Path(__file__).parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **variables}
     argv = [str(python), "-m", "llm_perf_opt", *words]
-    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 def run(python: Path | str, folder: Path, *words: str, **variables: str) -> Path:
@@ -66,10 +68,12 @@ def requests(python: Path | str, *steps: list[str] | dict[str, Any], **variables
     engine's own profiler, `{"command": WORDS, "cwd": FOLDER}` for a command of `llm-perf` whose passes run in that process, or
     `{"code": …, "given": …}` for code that leaves a `found`.
     """
+    from command import HANG_S
+
     root = Path(__file__).parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **variables}
     argv = [str(python), __file__, json.dumps(steps)]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=HANG_S * len(steps), check=False)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from command import HANG_S
 from llm_perf_opt.workspace.externals.places import Places
 
 _AUTHOR = ("-c", "user.name=Test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false")
@@ -12,7 +13,7 @@ _AUTHOR = ("-c", "user.name=Test", "-c", "user.email=test@example.invalid", "-c"
 def git(folder: Path, *words: str, **environment: str) -> str:
     """What git prints, run as a user would run it."""
     argv = ["git", "-C", str(folder), *_AUTHOR, "-c", "protocol.file.allow=always", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False, env={**os.environ, **environment})
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

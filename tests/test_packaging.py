@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import tomli
 
+from command import HANG_S
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 TASKS: dict[str, str] = PROJECT["tool"]["pixi"]["tasks"]
@@ -19,12 +21,12 @@ TASKS: dict[str, str] = PROJECT["tool"]["pixi"]["tasks"]
 def test_wheel_runs_from_an_empty_folder(tmp_path: Path) -> None:
     built = tmp_path / "built"
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True, timeout=900)
+    subprocess.run(build, check=True, capture_output=True, timeout=HANG_S)
     (wheel,) = built.glob("*.whl")
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True, timeout=900)
+    subprocess.run(install, check=True, capture_output=True, timeout=HANG_S)
     environment = {**os.environ, "PYTHONPATH": str(site)}
     where = [sys.executable, "-c", "import llm_perf_opt; print(llm_perf_opt.__file__)"]
     found = subprocess.run(where, cwd=empty, env=environment, capture_output=True, text=True, check=True).stdout
@@ -40,7 +42,7 @@ def test_wheel_runs_from_an_empty_folder(tmp_path: Path) -> None:
     ]
     words.append("runtime.min_repeats=6")
     argv = [sys.executable, "-m", "llm_perf_opt", *words]
-    done = subprocess.run(argv, cwd=empty, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(argv, cwd=empty, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     run = Path(json.loads(done.stdout)["run"])
     assert run.is_relative_to(empty / "runs" / "baseline" / "tiny")
@@ -70,7 +72,7 @@ def test_task_still_runs(task: str, tmp_path: Path) -> None:
         else:
             words.append("--help")
         words = [str(ROOT / word) if word.startswith("scripts/") else word for word in words]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False)
         assert done.returncode == 0, done.stderr
         if "--dry-run" in words:
             assert "# passes:" in done.stdout

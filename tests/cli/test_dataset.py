@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from command import llm_perf
+from command import HANG_S, llm_perf
 from dataset_builders import RECORDS, small_source, write_jsonl
 
 SMALL = (
@@ -211,7 +211,7 @@ def test_stopping_a_prepare_leaves_nothing_half_made(project: Path, sent: signal
         if "prepare: converted" in line:
             break
     process.send_signal(sent)
-    _, err = process.communicate(timeout=900)
+    _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == code, err
     assert "Traceback" not in err
     names = sorted(path.name for path in (project / "datasets" / "big").iterdir())

@@ -17,6 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 import command
+from command import HANG_S
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.cli.exec import run_name
 from llm_perf_opt.cli.outcome import print_program
@@ -176,7 +177,7 @@ def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=900)
+        _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 143
     assert "error: Ended by SIGTERM." in errors
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt
-from command import llm_perf, llm_perf_process
+from command import HANG_S, llm_perf, llm_perf_process
 from git_repositories import Upstream, entry, git, listing, new_project
 from hub_stand_in import Hub, running_hub
 from llm_perf_opt.workspace.externals.listing import read_listing, template
@@ -25,7 +25,7 @@ PLACEHOLDER, NEW = "0123456789abcdef0123456789abcdef01234567", "89abcdef01234567
 
 def run(words: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": SOURCE, "HF_HUB_DISABLE_TELEMETRY": "1", **environment}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 def externals(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

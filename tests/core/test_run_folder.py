@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import clean_timings, manifest, torch_pass
+from command import HANG_S
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Manifest, PassRecord, TorchPass
 from llm_perf_opt.core.run_folder import RunFolder, read_record, read_values, write_record, write_whole
@@ -91,7 +92,7 @@ def test_processes_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.flush()
-    paths = [path for child in children for path in child.communicate(timeout=900)[0].split()]
+    paths = [path for child in children for path in child.communicate(timeout=HANG_S)[0].split()]
     assert [child.returncode for child in children] == [0, 0, 0]
     assert len(set(paths)) == 3 * 20
     assert sorted(paths) == sorted(str(path) for path in (tmp_path / "deep").iterdir())
@@ -310,7 +311,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
             seen.add(path.read_bytes())
         stop.set()
         for writer in writers:
-            writer.result(timeout=900)
+            writer.result(timeout=HANG_S)
     assert seen <= set(contents)
     assert everything_under(tmp_path) == ["x"]
 

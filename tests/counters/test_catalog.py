@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command import HANG_S
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
@@ -208,7 +209,7 @@ def test_what_ncu_says_instead_of_a_list_is_a_parse_error() -> None:
 @pytest.fixture(scope="module")
 def listed(real_ncu: Path) -> dict[str, str]:
     """Compare with the installed ncu for each chip that it knows; an older ncu does not know Blackwell."""
-    answers = {chip: ask([str(real_ncu), "--query-metrics", "--chips", chip], timeout_s=900) for chip in CHIPS}
+    answers = {chip: ask([str(real_ncu), "--query-metrics", "--chips", chip], timeout_s=HANG_S) for chip in CHIPS}
     found = {chip: text for chip, text in answers.items() if text}
     assert {"ga100", "ad102", "gh100"} <= found.keys()
     return found
@@ -230,7 +231,7 @@ def test_the_tool_knows_most_of_the_shipped_names(listed: dict[str, str]) -> Non
 def test_the_tool_agrees_on_suffixes(real_ncu: Path) -> None:
     samples = ("dram__bytes_read", "lts__t_sector_hit_rate", "sm__throughput")
     argv = [str(real_ncu), "--query-metrics-mode", "suffix", "--chips", "gh100", "--metrics", ",".join(samples)]
-    text = ask(argv, timeout_s=900) or ""
+    text = ask(argv, timeout_s=HANG_S) or ""
     for base in samples:
         said = set(re.findall(rf"^{base}\.(\S+)", text, re.MULTILINE))
         assert said == set(kind_of(base).suffixes), base

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command import HANG_S
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.counters.catalog import base_names, chips, has, launch_names, names_listed, split_name
@@ -193,7 +194,7 @@ def test_adding_then_removing_what_is_new_changes_nothing(sets: list[str], chip:
 
 def test_every_set_resolves_on_gh100_against_the_real_ncu(real_ncu: Path) -> None:
     """No set requests a name that the shipped list has and an older ncu does not."""
-    known = names_listed(ask([str(real_ncu), "--query-metrics", "--chips", "gh100"], timeout_s=900) or "")
+    known = names_listed(ask([str(real_ncu), "--query-metrics", "--chips", "gh100"], timeout_s=HANG_S) or "")
     for name in shipped_sets():
         found = resolve([name], chip="gh100", known=known)
         assert found.dropped == (), name
@@ -217,7 +218,7 @@ def test_sections_that_are_none_are_refused(name: str, words: str) -> None:
 
 
 def test_the_real_ncu_has_every_section(real_ncu: Path) -> None:
-    text = ask([str(real_ncu), "--list-sections"], timeout_s=900) or ""
+    text = ask([str(real_ncu), "--list-sections"], timeout_s=HANG_S) or ""
     there = set(re.findall(r"^(\w+)\s", text, re.MULTILINE))
     asked = {section for name in shipped_sets() for section in resolve([name], chip="gh100").sections}
     assert asked
@@ -225,7 +226,7 @@ def test_the_real_ncu_has_every_section(real_ncu: Path) -> None:
 
 
 def test_the_real_nsys_has_every_trace_module(real_nsys: Path) -> None:
-    text = ask([str(real_nsys), "profile", "--help"], timeout_s=900) or ""
+    text = ask([str(real_nsys), "profile", "--help"], timeout_s=HANG_S) or ""
     offered = re.search(r"-t, --trace=(.*?)Select the API", text, re.DOTALL)
     assert offered
     there = set(re.findall(r"'([\w-]+)'", offered[1])) - {"none"}

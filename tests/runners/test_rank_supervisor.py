@@ -111,6 +111,16 @@ def test_a_rank_that_others_gave_up_on_hangs_and_shows_where(monkeypatch: pytest
     assert "in act" in (tmp_path / "rank2.log").read_text()
 
 
+def test_a_rank_that_writes_no_stack_shows_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The errors of PyTorch's C++ code have stacks, too; they are older than the request."""
+    Clock(monkeypatch, tmp_path, ended=1, here=[1])
+    monkeypatch.setattr(rank_supervisor, "_STACK_S", 1.0)
+    older = "print:Exception raised (most recent call first):"
+    error = failure(monkeypatch, tmp_path, ["lost:1"], ["deaf", older, "print:frame #0", "print:here", "hang"])
+    assert "The end of its log: Exception raised (most recent call first): | frame #0 | here." in error.fact
+    assert "stack" not in error.remedy
+
+
 def test_a_rank_that_falls_behind_for_too_long_hangs_even_if_no_other_complains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -99,6 +99,30 @@ def test_parameters_of_experts_have_styles_of_their_own() -> None:
     }
 
 
+def test_the_bytes_of_a_rank_count_every_style_that_divides_a_weight() -> None:
+    import torch
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 10,
+        "pad_token_id": 0,
+    }
+    with torch.device("meta"):
+        model = Phi3ForCausalLM(Phi3Config(**sizes))
+    plan = tensor_parallel.plan_of(model)
+    assert plan["model.layers.*.self_attn.o_proj"] == "rowwise_split_input"
+    whole = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    cut = [
+        name for name, _ in model.named_parameters() if name.endswith(("_proj.weight", "lm_head.weight", "embed_tokens.weight"))
+    ]
+    assert len(cut) == 6
+    assert tensor_parallel.split_bytes(model, 2) == whole - sum(model.get_parameter(name).nbytes for name in cut) // 2
+
+
 def test_ranks_that_share_a_gpu_cut_stored_weights_themselves() -> None:
     import torch
 

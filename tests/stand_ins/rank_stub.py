@@ -5,6 +5,7 @@ error:TEXT  report an error of its own and end with exit code 4
 lost:N      report that rank N did not answer and end with exit code 4
 print:TEXT  write a line to its log
 words:TEXT  write text without a line break to its log
+deaf        write no stack on request
 hang, kill, stop, exit:CODE
 """
 
@@ -33,6 +34,9 @@ def main() -> None:
 def act(what: str, rest: str) -> None:
     if what == "hang":
         time.sleep(3600)
+    elif what == "deaf":
+        faulthandler.unregister(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     elif what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from command import HANG_S
 from llm_perf_opt.analysis.regions.regions import regions
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.profiling.vendor.launch import Callbacks
@@ -65,7 +66,7 @@ def recorded(real_nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
         build_nsys_cmd(real_nsys, folder / "run", program),
         folder / "run",
         log=log,
-        limits=ToolLimits(timeout_s=900, max_trace_gb=1, starts=STARTS),
+        limits=ToolLimits(timeout_s=HANG_S, max_trace_gb=1, starts=STARTS),
         callbacks=Callbacks(on_message=lambda _: None),
     )
     assert (run.finished.exit_code, run.problems) == (0, ()), log.read_text()

@@ -101,9 +101,10 @@ def _waiting(time: HostTime, facts: RunFacts) -> Maybe[int]:
 
 
 def _profiled_waiting(time: HostTime, facts: RunFacts) -> Maybe[int]:
-    """Return how long the main thread did not run in the trace: as large a share of it as of the stage under the profiler.
+    """Return how long the main thread did not run in the trace: the waiting of the profiled stage, scaled to the trace's length.
 
-    The trace of an engine begins and ends inside the stage, whose waiting alone may be longer on a busy machine.
+    The trace of an engine begins and ends inside the stage. On a busy machine, the waiting of the whole stage may be longer than
+    the trace.
     """
     if isinstance(facts.torch, Missing):
         return facts.torch

@@ -29,12 +29,12 @@ _TICK_S = 0.5
 _SETTLE_S = 3.0
 """How long the others may take to fail too after the first: the cause is one of them."""
 _STACK_S = 10.0
-"""How long ranks may take to write their stacks; one that is stopped or waits for a device writes none."""
+"""How long ranks may take to write their stacks; one that waits for a device writes none."""
 _END_S = 5.0
 _LOG_LINES = 3
 _KEPT_LINES = 200
-_STACK = "most recent call first"
-"""In the line before a stack that a rank writes on request."""
+_STACK = "Stack (most recent call first):"
+"""The line before a stack that a rank writes on request."""
 _LONGEST_LINE = 200
 _FORWARDED = ("phase", "progress", "stages")
 _POSITIONS = ("phase", "progress", "position")
@@ -256,21 +256,23 @@ class _Watch:
         self._ask_for_stacks()
         rank = hanging[0]
         who = f"Rank {rank.number}" if len(hanging) == 1 else f"Ranks {', '.join(str(each.number) for each in hanging)}"
+        stack = ": it ends with the stack of the rank" if _stack(rank.tail) else ""
         return CaptureError(
             f"{who} of {len(self._ranks)} {'hangs' if len(hanging) == 1 else 'hang'} ({rank.doing}): {why} {self._details(rank)}",
-            f"See {rank.log.name}: it ends with the stack of the rank. If it only needs longer, raise runtime.rank_timeout_s.",
+            f"See {rank.log.name}{stack}. If it only needs longer, raise runtime.rank_timeout_s.",
         )
 
     def _ask_for_stacks(self) -> None:
-        """Let every rank that runs write its stack to its log, and read until they have and say no more."""
-        asked = [rank for rank in self._ranks if rank.code is None and hasattr(signal, "SIGUSR1")]
+        """Let every rank that runs write its stack to its log, and read until all have done so and say no more."""
+        running = [rank for rank in self._ranks if rank.code is None and not is_stopped(rank.child.pid)]
+        asked = running if hasattr(signal, "SIGUSR1") else []
         for rank in asked:
             with suppress(ProcessLookupError):
                 rank.child.send_signal(signal.SIGUSR1)
         until = time.monotonic() + _STACK_S
         while time.monotonic() < until:
             heard = self._read(_TICK_S)
-            if not heard and all(rank.code is not None or any(_STACK in line for line in rank.tail) for rank in asked):
+            if not heard and all(rank.code is not None or _stack(rank.tail) for rank in asked):
                 return
 
     def _details(self, culprit: Rank) -> str:
@@ -282,8 +284,13 @@ class _Watch:
 
 def _telling(lines: Sequence[str]) -> Sequence[str]:
     """Return the last lines of a log; if a stack is at its end, the first lines of that: where the rank is."""
-    stacks = [place for place, line in enumerate(lines) if _STACK in line]
-    return lines[stacks[-1] + 1 :][:_LOG_LINES] if stacks else lines[-_LOG_LINES:]
+    return _stack(lines)[:_LOG_LINES] or lines[-_LOG_LINES:]
+
+
+def _stack(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines of the stack at the end of a log; none if there is no stack."""
+    headers = [place for place, line in enumerate(lines) if line.endswith(_STACK)]
+    return lines[headers[-1] + 1 :] if headers else ()
 
 
 def _message(text: str) -> dict[str, Any] | None:

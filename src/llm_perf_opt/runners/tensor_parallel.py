@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-_CUT = ("colwise", "rowwise", "packed_colwise", "packed_rowwise", "embedding_rowwise", "colwise_gather_output", "colwise_rep")
-"""Styles of a plan that divide the weight among the ranks."""
+_CUT = ("colwise", "rowwise")
+"""A style of a plan whose name contains one of these divides the weight among the ranks."""
 _GATHERED = ("colwise_gather_output", "colwise_rep")
 """Styles that divide the weight by columns and return the whole output."""
 
@@ -53,7 +53,7 @@ def split_bytes(model: "PreTrainedModel", ranks: int) -> int:
     for name, tensor in model.named_parameters():
         module, _, kind = name.rpartition(".")
         style = plan.get(_pattern(name)) or plan.get(_pattern(module), "")
-        cut = style in _CUT and not (kind == "bias" and "row" in style)
+        cut = any(word in style for word in _CUT) and not (kind == "bias" and "row" in style)
         total += tensor.element_size() * (-(-tensor.numel() // ranks) if cut else tensor.numel())
     buffers: int = sum(tensor.numel() * tensor.element_size() for tensor in model.buffers())
     return total + buffers

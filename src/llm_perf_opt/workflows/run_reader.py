@@ -25,6 +25,7 @@ from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, To
 from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_mapping, read_record, read_values
 from llm_perf_opt.core.serving_records import LoadPoint, ServerFacts
 from llm_perf_opt.core.user_files import COMPRESSED, read_text, read_unpacked
+from llm_perf_opt.profiling.nsight_pass import NCU_PROGRAM, NCU_SELFTEST, NCU_STAGES
 from llm_perf_opt.profiling.timelines import RecordedTrace, Timeline, read_recorded, timelines_of
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.pass_records import read_telemetry, read_timings, read_torch_pass
@@ -37,9 +38,8 @@ R = TypeVar("R")
 _EXPERIMENT = re.compile(r"^experiment: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _SOURCE = re.compile(r"^model:\n(?:  .*\n)*?  source: *(?P<name>random|pretrained) *$", re.MULTILINE)
-COUNTING_PASSES = ("ncu_prefill", "ncu_decode", "ncu")
+COUNTING_PASSES = (*NCU_STAGES, NCU_PROGRAM)
 """The passes that count the program itself, not the self-test."""
-_SELFTEST = "ncu_selftest"
 _TEST_AGAIN = "Repeat the run: it counts work of known size before it reads counters"
 RANK_TRACES = "rank*.trace.json*"
 """Traces of the ranks after the first, next to that of the pass."""
@@ -209,7 +209,7 @@ class RunReader:
     @cached_property
     def selftest(self) -> Maybe[SelfTest]:
         """The self-test of the counters, or why there is none."""
-        entry = self.manifest.pass_named(_SELFTEST)
+        entry = self.manifest.pass_named(NCU_SELFTEST)
         if entry is None:
             return Missing("no self-test was run")
         if not self.folder.selftest_file.exists():

@@ -140,12 +140,15 @@ def test_the_plan_is_shown_with_what_was_counted() -> None:
     assert found.warning is None
 
 
-@pytest.mark.parametrize(("launches", "joined"), [(90, 0.9), (100, 0.8), (0, 0.0)])
-def test_less_than_planned_is_a_warning(launches: int, joined: float) -> None:
+@pytest.mark.parametrize(
+    ("launches", "joined", "cause"), [(90, 0.9, "early end"), (100, 0.8, "different kernels or grids"), (0, 0.0, "early end")]
+)
+def test_less_than_planned_is_a_warning_with_the_cause(launches: int, joined: float, cause: str) -> None:
     warning = outcome(plan(), "decode", launches, joined).warning
     assert warning is not None
     assert f"{launches} of 100 launches were counted" in warning.text
     assert "planned 90.0 %" in warning.text
+    assert cause in warning.text
 
 
 def test_a_plan_for_one_range_has_no_target_for_the_program() -> None:

@@ -23,7 +23,7 @@ from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, Res
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords, MetricsSample, ServedRequest, ServerFacts
-from llm_perf_opt.profiling.serving import capture, generators, load, server
+from llm_perf_opt.profiling.serving import capture, generators, load, metrics, server
 from llm_perf_opt.profiling.serving import request as serving_request
 from llm_perf_opt.profiling.serving.aiperf import GENERATOR
 from llm_perf_opt.profiling.serving.capture import capture_serving
@@ -189,7 +189,7 @@ def test_a_load_that_fails_as_a_whole_says_how(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_a_hanging_stream_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = request(request_s=4.0, rates=(50.0, 60.0))  # seconds: the other requests end in time on a busy machine as well
+    asked = request(request_s=10.0, rates=(50.0, 60.0))  # seconds: the other requests end in time on a busy machine as well
     folder, error, _ = run(tmp_path, monkeypatch, asked, "--fault", "hang", "--after", "5")
     assert isinstance(error, CaptureError)
     assert "1 of 6 requests" in point(folder, 1).why
@@ -411,6 +411,37 @@ def test_headers_that_never_end_are_given_up() -> None:
     assert (answer.code, "timed out" in answer.why) == (0, True)
 
 
+def test_a_slow_answer_is_waited_for_longer_than_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def connect(_: Any, timeout: float, *__: Any) -> socket.socket:
+        limits.append(timeout)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert ask("http://127.0.0.1:9/", timeout_s=30).why == "timed out"
+    assert ask("http://127.0.0.1:9/", timeout_s=0.2).why == "timed out"
+    assert limits == [5.0, 0.2]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_sample_is_waited_for_unless_the_load_was_broken_off(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits: list[float] = []
+
+    def slow(_: str, timeout_s: float) -> Answered:
+        limits.append(timeout_s)
+        return Answered(0, why="timed out")
+
+    monkeypatch.setattr(metrics, "ask", slow)
+    with suppress(KeyboardInterrupt), metrics.MetricsSampler("http://127.0.0.1:9/", tmp_path / "samples", every_s=0.01):
+        if fails:
+            raise KeyboardInterrupt
+    assert set(limits[:-1]) <= {0.04}
+    assert limits[-1] == (0.04 if fails else 20.0)
+
+
 def test_a_server_is_ready_when_its_own_words_were_read_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On a busy machine, the thread that reads its output may be later than its answer to the health check."""
     process = server.ServerProcess(["x"], tmp_path / "log", {})
@@ -420,6 +451,18 @@ def test_a_server_is_ready_when_its_own_words_were_read_too(monkeypatch: pytest.
     heard: list[str] = []
     server.wait_until_ready(process, "http://127.0.0.1/health", 60.0, lambda message: heard.append(message["event"]))
     assert heard == ["tick", "server"]
+
+
+@pytest.mark.parametrize(("code", "said"), [(200, "answers, but has not reported its settings"), (503, "was not ready")])
+def test_a_server_that_is_not_ready_in_time_says_what_is_missing(
+    code: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    process = server.ServerProcess(["x"], tmp_path / "log", {})
+    monkeypatch.setattr(server.ServerProcess, "alive", True)
+    monkeypatch.setattr(server, "ask", lambda _: Answered(code))
+    with pytest.raises(CaptureError) as caught:
+        server.wait_until_ready(process, "http://127.0.0.1/health", 0.0, lambda _: None)
+    assert f"The server {said} after 0 s." in caught.value.fact
 
 
 def test_a_server_that_never_started_is_not_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

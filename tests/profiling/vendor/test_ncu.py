@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from command import HANG_S
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import Stage, ncu_range
@@ -115,7 +116,7 @@ def test_the_real_ncu_takes_every_flag_and_a_program_without_kernels_is_named(re
         argv,
         tmp_path / "run",
         log=tmp_path / "log.txt",
-        limits=ToolLimits(timeout_s=900, max_trace_gb=1),
+        limits=ToolLimits(timeout_s=HANG_S, max_trace_gb=1),
         callbacks=Callbacks(on_message=lambda _: None),
     )
     found = {problem.id for problem in run.problems}
@@ -131,7 +132,7 @@ def test_the_real_ncu_refuses_a_bare_pattern_and_we_say_why(real_ncu: Path, tmp_
         argv,
         tmp_path / "run",
         log=tmp_path / "log.txt",
-        limits=ToolLimits(timeout_s=900, max_trace_gb=1),
+        limits=ToolLimits(timeout_s=HANG_S, max_trace_gb=1),
         callbacks=Callbacks(on_message=lambda _: None),
     )
     assert run.finished.exit_code == 1

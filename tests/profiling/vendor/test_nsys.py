@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from command import HANG_S
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM, on_range
@@ -101,7 +102,7 @@ def run_real(nsys: Path, folder: Path, argv: list[str]) -> ToolRun:
         argv,
         folder / "run",
         log=folder / "log.txt",
-        limits=ToolLimits(timeout_s=900, max_trace_gb=1, starts=STARTS),
+        limits=ToolLimits(timeout_s=HANG_S, max_trace_gb=1, starts=STARTS),
         callbacks=Callbacks(on_message=lambda _: None),
     )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from command import HANG_S
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor import probe
@@ -167,7 +168,7 @@ def test_the_real_nsys_is_what_the_probe_says(real_nsys: Path) -> None:
     assert isinstance(found, NsysProbe)
     assert found.version in (ask([str(real_nsys), "--version"]) or "")
     assert found.version == tool_version(real_nsys)
-    usage = ask([str(real_nsys), "profile", "--help"], timeout_s=900) or ""
+    usage = ask([str(real_nsys), "profile", "--help"], timeout_s=HANG_S) or ""
     assert all(flag in usage for flag in found.flags)
     assert {"--capture-range", "--nvtx-capture", "--trace", "--output", "--env-var", "--force-overwrite"} <= set(found.flags)
     assert {"cuda", "nvtx", "osrt", "cublas"} <= set(found.trace_modules)

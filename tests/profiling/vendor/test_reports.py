@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from command import HANG_S
 from llm_perf_opt.core.errors import CaptureError, ResourceError
 from llm_perf_opt.profiling.vendor import tool_pass as reports
 from llm_perf_opt.profiling.vendor.tool_pass import export_nsys, import_ncu_csv, import_qdstrm
@@ -116,7 +117,7 @@ def test_two_exports_of_one_report_at_once_do_not_mix(tmp_path: Path, report: Pa
     found: list[object] = []
 
     def convert(number: int) -> None:
-        found.append(export_nsys(nsys, report, target, log=tmp_path / f"log{number}.txt", timeout_s=900))
+        found.append(export_nsys(nsys, report, target, log=tmp_path / f"log{number}.txt", timeout_s=HANG_S))
 
     writers = [threading.Thread(target=convert, args=(number,)) for number in range(2)]
     for writer in writers:

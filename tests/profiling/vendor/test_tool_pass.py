@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from command import HANG_S
 from llm_perf_opt.core.errors import CaptureError, Interrupted
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor import launch, tool_pass
@@ -121,7 +122,7 @@ def late(real_pass: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("late")
 def test_a_time_limit_leaves_a_report_and_no_process(real_pass: Pass) -> None:
-    run = real_pass.run(timeout_s=900)
+    run = real_pass.run(timeout_s=HANG_S)
     assert run.finished.timed_out
     assert run.report == report_of("nsys", real_pass.out)
     real_pass.assert_nothing_runs()
@@ -137,7 +138,7 @@ def test_an_interrupt_leaves_a_report_and_no_process(real_pass: Pass) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(Interrupted):
-        real_pass.run(timeout_s=900)
+        real_pass.run(timeout_s=HANG_S)
     thread.join()
     assert report_of("nsys", real_pass.out).stat().st_size > 0
     real_pass.assert_nothing_runs()
@@ -146,7 +147,7 @@ def test_an_interrupt_leaves_a_report_and_no_process(real_pass: Pass) -> None:
 @pytest.mark.usefixtures("late")
 def test_a_tool_that_gets_no_time_leaves_an_honest_absence_and_no_process(real_pass: Pass) -> None:
     """Killed outright: its agent and the program would go on below init, and what was recorded is not whole."""
-    run = real_pass.run(timeout_s=900, grace_s=(0, 0, 900))
+    run = real_pass.run(timeout_s=HANG_S, grace_s=(0, 0, 900))
     assert run.finished.timed_out
     if isinstance(run.report, Missing):
         assert "no report" in run.report.why
@@ -156,7 +157,7 @@ def test_a_tool_that_gets_no_time_leaves_an_honest_absence_and_no_process(real_p
 
 
 def test_the_budget_sees_what_nsys_writes_outside_the_run(real_pass: Pass) -> None:
-    run = real_pass.run(timeout_s=900, events=2000, max_trace_gb=0.03)
+    run = real_pass.run(timeout_s=HANG_S, events=2000, max_trace_gb=0.03)
     assert isinstance(run.finished.stopped, CaptureError)
     assert "profiling.max_trace_gb" in run.finished.stopped.fact
     assert not run.finished.timed_out
@@ -333,7 +334,7 @@ def test_a_real_stream_without_an_importer_is_kept_and_can_be_imported_later(rea
     (nsys,) = stand_in(alone / "nsys", script)
     if find_importer(Path(nsys)) is not None:
         pytest.skip("another installation of nsys lends its importer")
-    run = Pass(Path(nsys), real_pass.folder).run(timeout_s=900)
+    run = Pass(Path(nsys), real_pass.folder).run(timeout_s=HANG_S)
     assert isinstance(run.report, Missing)
     assert "no QdstrmImporter" in run.report.why
     assert "importer_missing" in [problem.id for problem in run.problems]

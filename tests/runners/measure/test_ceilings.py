@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from command import HANG_S
 from llm_perf_opt.core.errors import CaptureError
 from llm_perf_opt.core.host import cache_bytes, cpu_has_native_bf16, usable_cpus
 from llm_perf_opt.core.machine_records import (
@@ -425,7 +426,7 @@ def run_module(*arguments: str, cache: Path) -> tuple[int, list[dict[str, Any]]]
         capture_output=True,
         text=True,
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
-        timeout=900,
+        timeout=HANG_S,
         check=False,
     )
     prefix = "@llm-perf "

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from command import HANG_S
 from llm_perf_opt.analysis.kernels.counter_selftest import reported_work
 from llm_perf_opt.profiling.vendor.launch import Callbacks, run_child
 from llm_perf_opt.runners.measure import counter_selftest
@@ -27,7 +28,7 @@ def test_the_work_is_of_sizes_that_common_tiles_divide() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     said: list[dict[str, Any]] = []
-    finished = run_child(ARGV, log=tmp_path / "log.txt", timeout_s=900, callbacks=Callbacks(on_message=said.append))
+    finished = run_child(ARGV, log=tmp_path / "log.txt", timeout_s=HANG_S, callbacks=Callbacks(on_message=said.append))
     assert finished.exit_code == 3
     assert "The counter self-test needs a GPU" in said[-1]["fact"]
 
@@ -36,6 +37,6 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_it_runs_what_it_says(tmp_path: Path) -> None:
     said: list[dict[str, Any]] = []
-    finished = run_child(ARGV, log=tmp_path / "log.txt", timeout_s=900, callbacks=Callbacks(on_message=said.append))
+    finished = run_child(ARGV, log=tmp_path / "log.txt", timeout_s=HANG_S, callbacks=Callbacks(on_message=said.append))
     assert finished.exit_code == 0
     assert reported_work(said[-1]) == counter_selftest.WORK

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from command import HANG_S
 from llm_perf_opt.profiling.python_program import PythonProgram, profiled_argv
 from llm_perf_opt.runners.measure import program_profiler
 from llm_perf_opt.runners.measure.torch_profiler import PRESETS
@@ -32,7 +33,7 @@ def test_a_script_keeps_its_arguments_path_and_exit_code(tmp_path: Path) -> None
     (place / "script.py").write_text(SCRIPT)
     (place / "helper.py").write_text("NAME = 'helper'")
     argv = profiled_argv(PythonProgram((sys.executable,), ("place/script.py", "-m", "a b")), out, "full")
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=900)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines()[-1] == "['-m', 'a b'] place helper place/script.py"
     found = json.loads((out / "program.json").read_text())

@@ -8,6 +8,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from command import HANG_S
 from dataset_builders import added, read_jsonl, write_jsonl
 from llm_perf_opt.workspace.data.named_transforms import Preparation
 from llm_perf_opt.workspace.data.preparing import prepare
@@ -90,7 +91,7 @@ def test_an_interrupt_ends_a_long_statement_and_not_the_process(tmp_path: Path, 
         assert child.stdout.readline() == "under way\n"
         for _ in range(signals):
             child.send_signal(signal.SIGINT)
-        told, said = child.communicate(timeout=900)
+        told, said = child.communicate(timeout=HANG_S)
     assert (child.returncode, said, told.splitlines()[-1:]) == (0, "", ["stopped"])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt
+from command import HANG_S
 from git_repositories import Upstream, entry, git, listing, new_project
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.workspace.externals import verbs
@@ -179,7 +180,7 @@ def test_the_hook_stops_a_real_commit(how: tuple[str, ...], project: Places) -> 
     (project.third_party / "github/subtree/LICENSE").write_text("mine\n")
     argv = ["git", "-c", "user.name=T", "-c", "user.email=t@example.invalid", "commit", "--message", "edit", *how]
     environment = {**os.environ, "PYTHONPATH": SOURCE}
-    done = subprocess.run(argv, cwd=project.root, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(argv, cwd=project.root, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "third_party/github/subtree/LICENSE: differs from the pinned commit" in done.stderr
     git(project.root, "checkout", "--quiet", "HEAD", "--", "third_party")

@@ -151,7 +151,7 @@ def usage_effect(
         if unusable is not None:
             return unusable
         shares = [
-            [list(value * np.exp(np.log(times) - np.median(np.log(times)))) for value, times in zip(side, timed, strict=True)]
+            [list(value * np.exp(np.log(times) - median(np.log(times)))) for value, times in zip(side, timed, strict=True)]
             for side, timed in zip((base, new), repeats, strict=True)
         ]
         found = effect(shares[0], shares[1], judgement=judgement)

@@ -179,7 +179,7 @@ def stage_samples(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[list
 
 
 def other_steps(timings: CleanTimings, steps: int, first_ns: float) -> str:
-    """Return the mean time of all decode steps, as words, if that of the first `steps` clearly differs from it."""
+    """Return the mean times of the first `steps` decode steps and of all, as words, if they clearly differ."""
     every = timings.workload.decode_steps
     samples = stage_samples(timings, Stage.DECODE, every)
     if isinstance(samples, Missing):
@@ -187,7 +187,10 @@ def other_steps(timings: CleanTimings, steps: int, first_ns: float) -> str:
     mean_ns = summarize(samples).median / every
     if abs(first_ns / steps - mean_ns) <= _SAME_STEPS * mean_ns:
         return ""
-    return f", first {steps} of {every} steps; all {every} take {duration(mean_ns)} per token"
+    return (
+        f"; the first {steps} of {every} decode steps take {duration(first_ns / steps)} each, all {every} steps "
+        f"{duration(mean_ns)} on average"
+    )
 
 
 def efficiency(

@@ -18,8 +18,9 @@ from llm_perf_opt.core.errors import CaptureError, ConfigError, ResourceError
 _MOST_BYTES = 16 * 2**20
 """The largest answer that is read."""
 _ASK_S = 5.0
+_CONNECT_S = 5.0
 _LIST_S = 30.0
-"""For the list of models, which is asked for once: a server under load answers late."""
+"""For the list of models: a server under load answers late."""
 _LEAST_S = 0.001
 """Zero would mean to return at once."""
 
@@ -78,7 +79,7 @@ class _Direct(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         deadline = time.monotonic() + (req.timeout or _ASK_S)
 
         def connection(host: str, **words: Any) -> http.client.HTTPConnection:
-            made: http.client.HTTPConnection = http_class(host, **words)
+            made: http.client.HTTPConnection = http_class(host, **{**words, "timeout": min(words["timeout"], _CONNECT_S)})
             made.response_class = partial(_timed_response, deadline)  # type: ignore[assignment]
             return made
 

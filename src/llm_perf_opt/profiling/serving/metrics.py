@@ -14,7 +14,7 @@ from llm_perf_opt.traces.prometheus import parse_prometheus
 
 EVERY_S = 0.5
 _LAST_S = 20.0
-"""Timeout of the sample after the load. The others may not take long: they would be samples of another moment."""
+"""Timeout of the sample after a whole load. The others may not take long: they would be samples of another moment."""
 _LOAD = re.compile(r"request|token|queue|running|waiting|pending|batch|cache|preempt|swap|spec_decode|reject", re.IGNORECASE)
 """Names of series that say something about load, with any engine."""
 _DETAIL = re.compile(r"_(bucket|created|info)(\{|$)|^(python|process|http)_")
@@ -34,6 +34,7 @@ class MetricsSampler:
     def __init__(self, url: str, file: Path, every_s: float = EVERY_S) -> None:
         self._url, self._file, self._every_s = url, file, every_s
         self._stop = threading.Event()
+        self._last_s = every_s * 4
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self.samples = 0
         self._failed, self._last_failure = 0, ""
@@ -53,7 +54,9 @@ class MetricsSampler:
         self._thread.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self._last_s = _LAST_S
         self._stop.set()
         self._thread.join()
 
@@ -62,7 +65,7 @@ class MetricsSampler:
             next_at = time.monotonic()
             while True:
                 stopping = self._stop.is_set()
-                self._sample(file, _LAST_S if stopping else self._every_s * 4)
+                self._sample(file, self._last_s if stopping else self._every_s * 4)
                 if stopping:  # the last sample is taken after the load
                     return
                 next_at = max(next_at + self._every_s, time.monotonic())

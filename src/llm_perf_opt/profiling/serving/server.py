@@ -157,9 +157,10 @@ def runner_argv(config: Path, folder: Path, port: int, traces: Path | None, span
 def wait_until_ready(
     server: ServerProcess, health_url: str, limit_s: float, on_message: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Return when the server has said what it is and answers its health check.
+    """Return when the server has reported its settings and answers its health check.
 
-    Raise if it ends before, or takes longer than the limit. It says so before it answers, but its output may be read later.
+    Raise if it ends before, or takes longer than the limit. The server reports its settings before it answers, but they may be
+    read after the first answer.
     """
     deadline, told = time.monotonic() + limit_s, False
     while True:
@@ -174,8 +175,9 @@ def wait_until_ready(
         if answers and told:
             return
         if time.monotonic() >= deadline:
+            missing = "answers, but has not reported its settings" if answers else "was not ready"
             raise CaptureError(
-                f"The server was not ready after {limit_s:.0f} s.{last_lines(server.log)}",
+                f"The server {missing} after {limit_s:.0f} s.{last_lines(server.log)}",
                 f"Raise --startup-s. See {server.log}.",
             )
         on_message({"event": "tick"})
