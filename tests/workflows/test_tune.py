@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ import pytest
 
 from builders import MS
 from llm_perf_opt.analysis.comparison import statistics
+from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
 from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
@@ -19,7 +21,9 @@ from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.tune import final_command
+from llm_perf_opt.core.units import duration
+from llm_perf_opt.core.warnings import RunWarning, WarningId
+from llm_perf_opt.report.tune import _cards, final_command
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.tune import begin, resume, tune
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, TuneOptions
@@ -149,6 +153,54 @@ def test_earlier_trials_give_order_and_interval(base: Base, cache: Path) -> None
     assert predicted.trials == 9
     assert [predicted.low_ns, predicted.high_ns] == pytest.approx([(10 - 3.5 * 1.1) * MS, (10 - 3.5 * 0.9) * MS], rel=0.01)
     assert "9 trials" in folder.report_file.read_text()
+
+
+def at_speed(tried: Tried, factor: float, *warnings: RunWarning) -> Tried:
+    """The same run with other times and with these warnings."""
+    timings = tried.timings
+    assert not isinstance(timings, Missing)
+    changed = [replace(one, steps_ns=tuple(round(ns * factor) for ns in one.steps_ns)) for one in timings.iterations]
+    timings = replace(timings, iterations=tuple(changed))
+    return replace(tried, analysis=replace(tried.analysis, timings=timings, metrics=metrics(timings), warnings=warnings))
+
+
+def slow_then(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+    """The given run was three times slower than the runs of the search, and has a warning of its own."""
+    name = Path(tried.path).name
+    if name == "run":
+        tried = at_speed(tried, 3.0, RunWarning(WarningId.THROTTLED, "The clock was low then."))
+        return replace(tried, analysis=replace(tried.analysis, efficiency=efficiency_of(6.0)))
+    return at_speed(tried, 1.0, RunWarning(WarningId.BUSY_PROCESSORS, "The machine is busy now.")) if name == "base" else tried
+
+
+def efficiency_of(times: float) -> Any:
+    """A decode that takes so many times its roofline time, which is 0.5 s."""
+    distance = SimpleNamespace(times=times, roofline=SimpleNamespace(seconds=0.5))
+    return SimpleNamespace(stages=(SimpleNamespace(stage="decode", distance=distance),))
+
+
+def test_a_base_that_was_measured_again_is_shown_with_its_new_time_and_warnings(base: Base) -> None:
+    found, _, _, folder = searched(base, TuneOptions(max_steps=1), change=slow_then)
+    assert found.base_value == pytest.approx(10 * MS, rel=0.01)
+    assert found.recorded_value == pytest.approx(30 * MS, rel=0.01)
+    assert found.base_distance is not None
+    assert found.base_distance.times == pytest.approx(2.0, rel=0.01)
+    assert "The machine is busy now." in found.notes
+    assert "The clock was low then." not in found.notes
+    (card, *_) = _cards(found).cards
+    assert (card.name, card.detail) == ("Base, measured again", f"tpot; the run recorded {duration(found.recorded_value or 0)}")
+    told = json.loads(folder.result_file.read_text())
+    assert (told["base_value"], told["recorded_value"]) == (found.base_value, found.recorded_value)
+
+
+def test_a_base_that_was_measured_for_the_search_is_called_base(base: Base) -> None:
+    folder = begin(base[0], TuneOptions(max_steps=1), [], fresh=True)
+    runs = FakeRuns(folder.path, base[1], change=slow_then)
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    (card, *_) = _cards(found).cards
+    assert (card.name, card.detail, found.recorded_value) == ("Base", "tpot", None)
+    assert "The clock was low then." in found.notes
 
 
 def test_each_step_is_compared_with_the_configuration_before_it(whole: Searched) -> None:
@@ -426,8 +478,6 @@ def test_a_drift_is_no_gain(base: Base) -> None:
             replace(one, steps_ns=tuple(round(ns * (1 - 0.06 * (begun - 1010) / 10 - 0.006 * number)) for ns in one.steps_ns))
             for number, one in enumerate(timings.iterations)
         ]
-        from llm_perf_opt.analysis.metrics import metrics
-
         changed = replace(timings, iterations=tuple(faster))
         return replace(tried, analysis=replace(tried.analysis, timings=changed, metrics=metrics(changed)))
 

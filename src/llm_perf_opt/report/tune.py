@@ -111,7 +111,9 @@ def _unconfirmed(found: TuneResult) -> str:
 def _cards(found: TuneResult) -> Cards:
     goal = GOALS[found.objective]
     base = "n/a" if found.base_value is None else goal.text(found.base_value)
-    cards = [Card("Base, as recorded", base, found.objective, _distance(found.base_distance))]
+    recorded = "" if found.recorded_value is None else f"; the run recorded {goal.text(found.recorded_value)}"
+    name = "Base, measured again" if found.remeasured else "Base"
+    cards = [Card(name, base, f"{found.objective}{recorded}", _distance(found.base_distance))]
     decision = found.confirmation
     if decision is not None and decision.after is not None and decision.before is not None and decision.change is not None:
         interval = "" if decision.low is None or decision.high is None else _interval_words(decision.low, decision.high)

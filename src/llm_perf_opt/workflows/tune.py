@@ -15,13 +15,13 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, objective_named, parse_constraints
 from llm_perf_opt.analysis.tuning.measures import level_of
 from llm_perf_opt.analysis.tuning.outcomes import distance_of
-from llm_perf_opt.analysis.tuning.records import ConstraintLine, Step, TuneResult, tune_json
+from llm_perf_opt.analysis.tuning.records import ConstraintLine, StageDistance, Step, TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import RULES as TOKEN_RULES
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import Composed, compose, expand_sweep
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.core.records import CleanTimings, Missing
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
@@ -215,8 +215,8 @@ def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: 
     """Measure the base again unless it was measured for this search, and return what the search starts with."""
     goal = objective_named(state.options.objective)
     unchanged = configuration(values, ())
-    notes = [warning.text for warning in given.analysis.warnings]
     first = given if state.fresh else _again(recorder, unchanged)
+    notes = [warning.text for warning in first.analysis.warnings]
     timings = first.timings
     if isinstance(timings, Missing):
         raise ParseError(f"{first.path} has no times to improve: {timings.why}.", "Measure the base again.")
@@ -285,6 +285,7 @@ def _result(
     moved = bool(best.configuration.overrides) and bool(kept)
     best_run = best.profiled or best.runs[-1]
     base_value = level_of(search.base.analyses, goal)
+    recorded = level_of([start.given.analysis], goal)
     points = {(point.run, point.made, point.finding): point for point in (*state.calibration, *progress.points)}
     timings = start.place.runs[0].timings
     return TuneResult(
@@ -302,7 +303,9 @@ def _result(
         not_tried=tuple(progress.not_tried),
         constraints=tuple(_constraint_line(one, search.base, best) for one in start.rules.constraints),
         base_value=None if isinstance(base_value, Missing) else base_value,
-        base_distance=distance_of(start.given, goal),
+        recorded_value=None if state.fresh or isinstance(recorded, Missing) else recorded,
+        remeasured=not state.fresh,
+        base_distance=_base_distance(start, recorded, base_value),
         spent_s=recorder.spent_s,
         budget_s=state.options.budget_s,
         runs_per_side=start.rules.runs,
@@ -312,6 +315,14 @@ def _result(
         device="" if isinstance(timings, Missing) else timings.model.device_name,
         notes=start.notes,
     )
+
+
+def _base_distance(start: _Start, recorded: Maybe[float], value: Maybe[float]) -> StageDistance | None:
+    """Return how far the base is from its roofline time, which is that of the given run, at the time that is shown."""
+    goal, found = start.rules.goal, distance_of(start.given, start.rules.goal)
+    if found is None or goal.unit != "ns" or isinstance(recorded, Missing) or isinstance(value, Missing):
+        return distance_of(start.place.runs[0], goal)
+    return replace(found, times=found.times * value / recorded)
 
 
 def _constraint_line(constraint: Constraint, base: Place, best: Place) -> ConstraintLine:
