@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from builders import MS
+from builders import MS, default_config
 from llm_perf_opt.analysis.comparison import statistics
 from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.analysis.trace.document import Finding
@@ -27,6 +27,7 @@ from llm_perf_opt.report.tune import _cards, final_command
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.tune import begin, resume, tune
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, TuneOptions
+from llm_perf_opt.workflows.tune_options import check_for_base
 from tuning_builders import FakeRuns, fake_base, fake_finding, fake_runtime, fake_settings, names
 
 
@@ -540,6 +541,12 @@ def test_the_json_and_the_pages(base: Base) -> None:
         ({"constraints": ("size<50GB",)}, "no metric is called 'size'"),
         ({"constraints": ("ttft=50ms",)}, "is not METRIC<LIMIT"),
         ({"tokens": "some"}, "--tokens some"),
+        ({"levers": ("runtime.batch_size",)}, "--lever needs KEY=VALUE,VALUE"),
+        ({"levers": ("runtime.batch_size=",)}, "--lever needs KEY=VALUE,VALUE"),
+        ({"levers": ("runtime.batchsize=1,2",)}, "no key 'runtime.batchsize'.*Did you mean 'batch_size'"),
+        ({"levers": ("runtime.batch_size=1,0",)}, "runtime.batch_size=0 is out of range"),
+        ({"levers": ("runtime.batch_size=many",)}, "runtime.batch_size=many"),
+        ({"levers": ("hardware=cpu",)}, "is a group of settings"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_runs(base: Base, options: dict[str, Any], said: str) -> None:
@@ -548,7 +555,27 @@ def test_what_is_wrong_is_refused_before_anything_runs(base: Base, options: dict
     assert not base[0].with_name("run-tune").exists()
 
 
-def test_an_objective_that_cannot_be_measured_is_refused(base: Base) -> None:
+def test_a_lever_that_needs_another_one_is_not_refused(tmp_path: Path) -> None:
+    """Compiled prefill needs a compiled decode, which a lever of pytorch sets; an engine's argument has no effect there."""
+    values = asdict(default_config())
+    check_for_base(TuneOptions(levers=("runtime.compile_prefill=true",)), values)
+    check_for_base(TuneOptions(levers=("+runtime.batch_size=1,2",)), values)
+    with pytest.raises(ConfigError, match="has no effect on runtime=pytorch"):
+        check_for_base(TuneOptions(levers=("runtime.engine.pages=2",)), values)
+
+
+@pytest.mark.parametrize("options", [TuneOptions("energy"), TuneOptions(constraints=("energy<5J",))])
+def test_energy_is_refused_on_a_cpu_before_anything_runs(values: dict[str, Any], options: TuneOptions) -> None:
+    for device in ("cpu", "cuda"):
+        settings = {**values, "hardware": {**values["hardware"], "device": device}}
+        with pytest.raises(ConfigError, match="on a CPU: energy comes from the GPU's counter"):
+            check_for_base(options, settings, "cpu" if device == "cuda" else "")
+    check_for_base(options, {**values, "hardware": {**values["hardware"], "device": "cuda"}})
+
+
+def test_an_objective_that_cannot_be_measured_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
+    settings = {**values, "hardware": {**values["hardware"], "device": "cuda"}}
+    base = tmp_path / "run", fake_base(tmp_path / "run", settings)
     folder = begin(base[0], TuneOptions(objective="energy"), [])
     runs = FakeRuns(folder.path, base[1])
     with pytest.raises(ConfigError, match="energy cannot be measured here: not sampled"):

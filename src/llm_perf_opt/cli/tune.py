@@ -111,6 +111,7 @@ def _folder(
 ) -> "TuneFolder":
     """Return the folder of a new or a resumed search; settings are measured first."""
     from llm_perf_opt.workflows import tune as work
+    from llm_perf_opt.workflows.tune_options import check_options
 
     settings = not words or all("=" in word and not Path(word).exists() for word in words)
     if not settings and len(words) > 1:
@@ -121,12 +122,12 @@ def _folder(
         if settings:
             raise ConfigError("--resume needs the run that was tuned.", "Write `llm-perf tune RUN --resume`.")
         return work.resume(Path(words[0]), options.budget_s if budget else None)
-    work.check_options(options)
+    check_options(options)
     if not settings:
         return work.begin(Path(words[0]), options, command_line())
     options_of_run = [] if config_dir is None else ["--config-dir", str(config_dir)]
     command = ["llm-perf", "run", *words, *options_of_run]
-    base, seconds = work.measure_base(words, config_dir, command, progress, logits=options.logits)
+    base, seconds = work.measure_base(words, config_dir, command, progress, options)
     return work.begin(base, options, command_line(), fresh=True, spent_s=seconds)
 
 

@@ -1,10 +1,9 @@
 """`llm-perf tune`: find a faster configuration of a run, step by step, and write the page."""
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, objective_name
 from llm_perf_opt.analysis.tuning.measures import level_of
 from llm_perf_opt.analysis.tuning.outcomes import distance_of
 from llm_perf_opt.analysis.tuning.records import ConstraintLine, StageDistance, Step, TuneResult, tune_json
-from llm_perf_opt.analysis.tuning.tokens import RULES as TOKEN_RULES
 from llm_perf_opt.analysis.tuning.tokens import Tried
-from llm_perf_opt.config.composition import Composed, compose, expand_sweep
+from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
@@ -34,6 +32,7 @@ from llm_perf_opt.workflows.analyze_run import analyze, report_run
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState
+from llm_perf_opt.workflows.tune_options import check_for_base, check_options, user_levers
 from llm_perf_opt.workflows.tune_runs import Clock, Configuration, OutOfBudgetError, Recorder, Runs, StoppedError, configuration
 from llm_perf_opt.workflows.tune_search import Place, Rules, Search
 
@@ -46,38 +45,18 @@ _FEW_RUNS = (
 )
 
 
-def check_options(options: TuneOptions) -> None:
-    """Raise ConfigError for an option that is invalid, before anything is measured."""
-    objective_named(options.objective)
-    parse_constraints(options.constraints)
-    user_levers(options.levers)
-    if options.tokens not in TOKEN_RULES:
-        raise ConfigError(f"--tokens {options.tokens} is not known.", f"Known: {', '.join(TOKEN_RULES)}.")
-    most = options.max_logit_diff
-    if most is not None and not 0 <= most < math.inf:
-        raise ConfigError(f"--max-logit-diff {most} is not a limit.", "Give a number that is not negative, such as 0.5.")
-
-
-def user_levers(texts: Sequence[str]) -> list[Lever]:
-    """Return the levers that the user gave as KEY=VALUE,VALUE."""
-    found = []
-    for text in texts:
-        choices = tuple(tuple(point) for point in expand_sweep([text]))
-        found.append(Lever(text.partition("=")[0], choices))
-    return found
-
-
 def measure_base(
-    overrides: Sequence[str], config_dir: Path | None, command: Sequence[str], listener: Listener, *, logits: bool = False
+    overrides: Sequence[str], config_dir: Path | None, command: Sequence[str], listener: Listener, options: TuneOptions
 ) -> tuple[Path, float]:
-    """Make the run that a search starts from; return its folder and the seconds it took. `logits`: it records logits."""
+    """Make the run that a search starts from; return its folder and its seconds. Options that do not fit it are refused first."""
     begun = time.monotonic()
     composed = compose(overrides, config_dir)
     if composed.config.profiling.logits_reference is not None:
         raise ConfigError(
             "profiling.logits_reference cannot be set here: `tune` compares logits with those of the base.", "Leave it out."
         )
-    if logits:
+    check_for_base(options, asdict(composed.config))
+    if options.logits:
         profiling = replace(composed.config.profiling, logits=True)
         composed = replace(composed, config=replace(composed.config, profiling=profiling))
     folder, error = capture(composed, command, listener)
@@ -95,6 +74,8 @@ def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bo
         raise ParseError(
             f"{base} cannot be tuned: it is not a run of a model with its configuration.", "Give a run of `llm-perf run`."
         )
+    device = "" if isinstance(run.timings, Missing) else run.timings.model.device
+    check_for_base(options, asdict(with_overrides(run.settings, ())), device)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     points = () if isinstance(run.timings, Missing) else read_calibration(run.timings.model.device_name)[0]
     state = TuneState(
