@@ -16,6 +16,7 @@ from llm_perf_opt.analysis.comparison import statistics
 from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
+from llm_perf_opt.analysis.tuning.goals import parse_budget
 from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
@@ -302,8 +303,63 @@ def test_one_change_in_a_short_budget_is_judged_by_its_own_runs(base: Base) -> N
     assert found.confirmation == found.steps[0].decision
     assert "only one change was tried" in found.confirmed_why
     assert not [name for name in names(runs.made) if name.startswith("confirm")]
+    assert "the budget ended after 0 of 4 fresh runs" in found.confirmed_why
     assert "Best, in the runs of its step" in folder.report_file.read_text()
     assert found.spent_s <= 65
+
+
+@pytest.mark.parametrize("made", [1, 3])
+def test_one_change_stays_the_claim_if_the_budget_ends_during_the_fresh_runs(base: Base, made: int) -> None:
+    """One of the fresh runs takes longer than the budget allows. The rest of them is made by the command that is shown."""
+    folder = begin(base[0], TuneOptions(budget_s=100.0, max_steps=1), [])
+    runs = FakeRuns(folder.path, base[1])
+    plain = runs.measure
+
+    def measure(overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float) -> Any:
+        if sum(one.startswith("confirm") for one in names(runs.made)) == made:
+            runs.clock.now += limit_s + 1.0
+            return None, CaptureError("the pass took too long")
+        return plain(overrides, name, profiled=profiled, limit_s=limit_s)
+
+    runs.measure = measure  # type: ignore[method-assign]
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    assert found.confirmed is True
+    assert found.confirmation == found.steps[0].decision
+    assert json.loads(folder.result_file.read_text())["confirmed"] is True
+    assert f"the budget ended after {made} of 4 fresh runs" in found.confirmed_why
+    page = folder.report_file.read_text()
+    assert "Best, in the runs of its step" in page
+    assert f"{made} of 4 fresh runs" in page
+    assert "is not confirmed" not in page
+    words = found.confirmed_why.split("`")[1].split()
+    assert words[:5] == ["llm-perf", "tune", str(base[0]), "--resume", "--budget"]
+    again = resume(base[0], parse_budget(words[5]))
+    more = FakeRuns(again.path, base[1], clock=runs.clock)
+    later, _ = tune(again, QuietProgress(), runs=more, clock=more.clock)
+    again.close()
+    assert len(more.made) == 4 - made
+    assert later.confirmed is True
+    assert later.confirmation != later.steps[0].decision
+    assert "fresh runs;" not in later.confirmed_why
+
+
+def test_several_changes_without_all_fresh_runs_are_not_confirmed(base: Base) -> None:
+    folder = begin(base[0], TuneOptions(budget_s=160.0, max_steps=2), [])
+    runs = FakeRuns(folder.path, base[1])
+    plain = runs.measure
+
+    def measure(overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float) -> Any:
+        if name == "confirm-best-2":
+            runs.clock.now += limit_s + 1.0
+            return None, CaptureError("the pass took too long")
+        return plain(overrides, name, profiled=profiled, limit_s=limit_s)
+
+    runs.measure = measure  # type: ignore[method-assign]
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    assert (len(found.kept), found.confirmed, found.confirmation) == (2, None, None)
+    assert "The gain is not confirmed by fresh runs: the budget ended after 3 of 4 fresh runs; " in folder.report_file.read_text()
 
 
 def test_the_page_begins_with_the_result_in_words(whole: Searched, base: Base) -> None:

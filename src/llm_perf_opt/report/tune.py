@@ -65,7 +65,7 @@ def tune_document(found: TuneResult, name: str) -> Document:
         f"{duration(found.budget_s * 1e9)} were spent. Ended: {found.why}."
     )
     sections = [
-        Section("result", "Result", [_cards(found), Paragraph(_summary(found)), *_constraints(found), *_best(found)]),
+        Section("result", "Result", [_cards(found), *_words(found), *_constraints(found), *_best(found)]),
         Section("steps", "Steps", [*_staircase(found), _steps(found)] if kept else [Paragraph("No change was kept.")]),
         Section("rejected", "Rejected", [_rejected(rejected) if rejected else Paragraph(_NOTHING_REJECTED[bool(kept)])]),
         Section("tokens", "Tokens and logits", logit_blocks(found.steps)),
@@ -102,6 +102,17 @@ def _share(step: Step) -> str:
     return "" if step.decision is None or step.decision.change is None else f" ({signed_percent(step.decision.change)})"
 
 
+def _words(found: TuneResult) -> list[Block]:
+    """Return the result in words, and what the gain is based on if fresh runs were not finished."""
+    claim = [Paragraph(f"The claim: {found.confirmed_why}.")] if _by_its_step(found) else []
+    return [Paragraph(_summary(found)), *claim]
+
+
+def _by_its_step(found: TuneResult) -> bool:
+    """Return whether the claim is the comparison of the only step."""
+    return bool(found.confirmed and found.kept) and found.confirmation == found.kept[-1].decision
+
+
 def _unconfirmed(found: TuneResult) -> str:
     if found.confirmed is None:
         return f"The gain is not confirmed by fresh runs: {found.confirmed_why}."
@@ -120,7 +131,7 @@ def _cards(found: TuneResult) -> Cards:
         last = found.kept[-1].distance if found.kept and decision.goal == found.objective else None
         claimed = GOALS[decision.goal]
         words = f"{claimed.name}; base {claimed.text(decision.before)}"
-        fresh = "in fresh runs" if decision != found.kept[-1].decision else "in the runs of its step"
+        fresh = "in the runs of its step" if _by_its_step(found) else "in fresh runs"
         cards.append(Card(f"Best, {fresh}", claimed.text(decision.after), words, _distance(last)))
         cards.append(Card("Change", signed_percent(decision.change), interval))
     elif found.kept and found.confirmed is None:
@@ -304,7 +315,7 @@ _METHOD = (
         "Many looks:",
         "several changes are tried, so a change may be kept by chance. The gain that is claimed is therefore measured again in "
         "fresh runs of the base and the best configuration, which no step was decided with, and judged once. If it does not "
-        "hold, the base is reported as the best. If only one change was tried and there is no time for fresh runs, nothing was "
-        "chosen: its own comparison is the claim.",
+        "hold, the base is reported as the best. If only one change was tried and the budget ends before all fresh runs are "
+        "made, nothing was chosen: its own comparison is the claim, unless the fresh runs that were made show no gain.",
     ),
 )
