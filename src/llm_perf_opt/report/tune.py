@@ -30,7 +30,7 @@ from llm_perf_opt.report.document import (
     numbers,
     when_known,
 )
-from llm_perf_opt.report.findings import changed_command
+from llm_perf_opt.report.findings import changed_command, is_single_run
 from llm_perf_opt.report.text import duration, percent, signed_percent, significant, times
 from llm_perf_opt.report.tune_charts import calibration_chart, staircase_chart
 from llm_perf_opt.report.tune_tokens import logit_blocks, tokens_text
@@ -47,7 +47,9 @@ def final_command(command: Sequence[str], overrides: Sequence[str]) -> list[str]
 
     It is empty if the base was not made by the command of a single run, such as a point of a sweep.
     """
-    return list(command) if not overrides else shlex.split(changed_command(overrides, command))
+    if overrides:
+        return shlex.split(changed_command(overrides, command))
+    return list(command) if is_single_run(command) else []
 
 
 def step_line(step: Step) -> str:
@@ -178,7 +180,7 @@ def _command(found: TuneResult) -> list[Block]:
     return [
         Unavailable(
             "Command:",
-            "the base was not made by a command of one run; config.yaml in the folder of the best run has all settings",
+            f"the base was not made by a command of one run; config.yaml in {found.best} has all settings",
         )
     ]
 
