@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from builders import MS, default_config
+from builders import MS, default_config, manifest
 from llm_perf_opt.analysis.comparison import statistics
 from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.analysis.trace.document import Finding
@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.tune import _cards, final_command
@@ -132,6 +132,36 @@ def test_findings_come_first_by_saving_and_confidence_and_those_of_the_new_run_n
     assert found.calibration == kept
     page = folder.report_file.read_text()
     assert "fewer than 9 trials" in page
+
+
+def test_a_trial_is_learned_from_all_of_its_runs(base: Base, cache: Path) -> None:
+    """Of three runs per side, the first before the change is slow and the first after it is fast: the medians are not."""
+
+    def change(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+        factor = {"base": 1.5, "01-2-1": 0.5}.get(Path(tried.path).name, 1.0)
+        return at_speed(tried, factor)
+
+    searched(base, TuneOptions(max_steps=1, runs=3), findings=found_in, change=change)
+    ((point,), _) = read_calibration("a fake")
+    assert [point.before_ns, point.measured_ns] == pytest.approx([10 * MS, 6 * MS], rel=0.01)
+
+
+@pytest.mark.parametrize("spoiled", ["01-2-before-2", "01-2-2"])
+def test_nothing_is_learned_from_a_busy_machine_or_an_invalid_run(base: Base, cache: Path, spoiled: str) -> None:
+    busy = RunWarning(WarningId.CONTENDED_PROCESSORS, "Threads waited for a processor.")
+
+    def noisy(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+        return at_speed(tried, 1.0, busy) if Path(tried.path).name == spoiled else tried
+
+    def failed(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+        cut_off = manifest(passes=(PassRecord("clean", "failed", ("python",), 1, 1.0),), created=tried.analysis.manifest.created)
+        return replace(tried, analysis=replace(tried.analysis, manifest=cut_off)) if Path(tried.path).name == spoiled else tried
+
+    for change in (noisy, failed):
+        found, *_ = searched(base, TuneOptions(max_steps=1), findings=found_in, change=change)
+        assert found.steps[0].source == "fast_path"
+        assert len(found.steps[0].runs) == 2
+        assert (found.calibration, read_calibration("a fake")[0]) == ((), ())
 
 
 def test_earlier_trials_give_order_and_interval(base: Base, cache: Path) -> None:

@@ -152,13 +152,13 @@ class Search:
         trial = _Trial(self, change, wanted, number)
         try:
             step = trial.judged(step, goal)
+            self._learn(change, trial)
         except OutOfBudgetError:  # a cheaper change may still fit
             self._over_budget = True
             if not trial.runs:
                 self._candidates.leave_out(change, _NO_ROOM)
                 return
             step = replace(trial.described(step, goal), why=_BUDGET_ENDED)
-        self._learn(change, trial)
         if not step.kept:
             self.current = replace(self.current, runs=(*self.current.runs, *trial.again))
             self._candidates.reject(change, self._kept, slow=trial.slow, gain=step.gain)
@@ -208,7 +208,8 @@ class Search:
 
     def _learn(self, change: Change, trial: "_Trial") -> None:
         """Keep the prediction and the measurement of a finding."""
-        point = trial_point(change.finding, trial.before[0], trial.runs[0]) if change.finding and trial.runs else None
+        before = trial.before[: len(trial.runs)]  # one of the next pair may be there already
+        point = trial_point(change.finding, before, trial.runs) if change.finding and trial.runs else None
         if point is not None:
             self.progress.points.append(point)
 
