@@ -598,6 +598,16 @@ def test_interrupted_it_keeps_the_best_so_far_and_resumes(whole: Searched, base:
     assert later.spent_s == pytest.approx(10.0 * (len(every.made) + 1))
 
 
+def test_a_budget_that_was_already_spent_is_refused(base: Base) -> None:
+    found, *_ = searched(base, TuneOptions(max_steps=1))
+    for budget_s in (5.0, found.spent_s):
+        with pytest.raises(ConfigError, match=f"more than {duration(found.spent_s * 1e9)} is needed"):
+            resume(base[0], budget_s)
+    again = resume(base[0], found.spent_s + 1)
+    assert again.read().options.budget_s == found.spent_s + 1
+    again.close()
+
+
 def test_only_one_process_continues_a_search(base: Base) -> None:
     folder = begin(base[0], TuneOptions(), ["llm-perf", "tune"])
     with pytest.raises(ResourceError, match="in use by another process"):

@@ -113,9 +113,12 @@ def _folder(
     from llm_perf_opt.workflows import tune as work
     from llm_perf_opt.workflows.tune_options import check_options
 
-    settings = not words or all("=" in word and not Path(word).exists() for word in words)
-    if not settings and len(words) > 1:
-        raise ConfigError(f"{words[0]} is a run; its settings cannot be changed here.", "Give a run alone, or settings alone.")
+    runs = [word for word in words if "=" not in word or Path(word).exists()]
+    settings = not runs
+    if len(runs) > 1:
+        raise ConfigError(f"`tune` takes one run, but {len(runs)} were given: {', '.join(runs)}.", "Tune one after the other.")
+    if runs and len(words) > 1:
+        raise ConfigError(f"{runs[0]} is a run; its settings cannot be changed here.", "Give a run alone, or settings alone.")
     if config_dir is not None and not settings:
         raise ConfigError("--config-dir has no effect on a run, which has its own configuration.", "Leave it out.")
     if resume:

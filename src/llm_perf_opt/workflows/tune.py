@@ -21,6 +21,7 @@ from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import write_record, write_whole
+from llm_perf_opt.core.units import duration
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.report.html import render_html
@@ -85,9 +86,15 @@ def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bo
 
 
 def resume(path: Path, budget_s: float | None) -> TuneFolder:
-    """Open the last search of a run; with a new budget if one is given."""
+    """Open the last search of a run; with a new budget if one is given, which must be more than what was spent."""
     folder = TuneFolder.find(path)
     state = folder.read()
+    if budget_s is not None and budget_s <= state.spent_s:
+        folder.close()
+        raise ConfigError(
+            f"--budget {duration(budget_s * 1e9)} is too short: more than {duration(state.spent_s * 1e9)} is needed.",
+            "It counts from the start of the search, which has spent this time. To see the result alone, leave out --budget.",
+        )
     if budget_s is not None:
         folder.write(replace(state, options=replace(state.options, budget_s=budget_s)))
     return folder
