@@ -168,10 +168,14 @@ def test_after_kill_9_the_search_goes_on_with_its_runs(tmp_path: Path) -> None:
         (["tune", "model=tiny", "--objective", "tpt"], "Did you mean 'tpot'?"),
         (["tune", ".", "--resume", "--top", "2"], "--resume uses the options of the search"),
         (["tune", ".", "--resume"], "has no search to resume"),
-        (["tune", ".", "model=tiny"], "its settings cannot be changed here"),
+        (["tune", ".", "model=tiny"], ". is a run; its settings cannot be changed here"),
+        (["tune", "model=tiny", "."], ". is a run; its settings cannot be changed here"),
+        (["tune", ".", ".."], "`tune` takes one run, but 2 were given: ., .."),
         (["tune", "--model", "tiny"], "settings are written KEY=VALUE"),
         (["tune", "."], "is not a run"),
-        (["tune", "model=tiny", "--lever", "runtime.batch_size"], "is not an override"),
+        (["tune", "model=tiny", "--lever", "runtime.batch_size"], "--lever needs KEY=VALUE,VALUE"),
+        (["tune", "model=tiny", "--lever", "runtime.batchsize=1,2"], "Did you mean 'batch_size'?"),
+        (["tune", "model=tiny", "hardware=cpu", "--objective", "energy"], "energy comes from the GPU's counter"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_is_measured(tmp_path: Path, words: list[str], said: str) -> None:

@@ -274,6 +274,13 @@ def test_any_part_may_be_missing(lost: tuple[str, ...]) -> None:
     assert ("n/a: lost | <b>all</b> # of it" in page.text) == bool({"timings", "torch", "telemetry"} & set(lost))
 
 
+def test_a_point_of_a_sweep_says_when_its_command_runs_nothing() -> None:
+    page, _, _ = read_all(run_analysis(manifest=manifest(command=["llm-perf", "run", "--point", "sw", "0"])))
+    assert "A point that is complete is not run again" in page.text
+    page, _, _ = read_all(run_analysis(manifest=manifest(command=["llm-perf", "run"])))
+    assert "A point that is complete" not in page.text
+
+
 def test_timings_without_a_repeat_still_render() -> None:
     timings = clean_timings([], warmup=())
     page, summary, _ = read_all(of_timings(timings))

@@ -2,27 +2,33 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from builders import MS
+from builders import MS, default_config, manifest
 from llm_perf_opt.analysis.comparison import statistics
+from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
+from llm_perf_opt.analysis.tuning.goals import parse_budget
 from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.tune import final_command
+from llm_perf_opt.core.records import Missing, PassRecord
+from llm_perf_opt.core.units import duration
+from llm_perf_opt.core.warnings import RunWarning, WarningId
+from llm_perf_opt.report.tune import _cards, final_command
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.tune import begin, resume, tune
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, TuneOptions
+from llm_perf_opt.workflows.tune_options import check_for_base
 from tuning_builders import FakeRuns, fake_base, fake_finding, fake_runtime, fake_settings, names
 
 
@@ -128,6 +134,36 @@ def test_findings_come_first_by_saving_and_confidence_and_those_of_the_new_run_n
     assert "fewer than 9 trials" in page
 
 
+def test_a_trial_is_learned_from_all_of_its_runs(base: Base, cache: Path) -> None:
+    """Of three runs per side, the first before the change is slow and the first after it is fast: the medians are not."""
+
+    def change(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+        factor = {"base": 1.5, "01-2-1": 0.5}.get(Path(tried.path).name, 1.0)
+        return at_speed(tried, factor)
+
+    searched(base, TuneOptions(max_steps=1, runs=3), findings=found_in, change=change)
+    ((point,), _) = read_calibration("a fake")
+    assert [point.before_ns, point.measured_ns] == pytest.approx([10 * MS, 6 * MS], rel=0.01)
+
+
+@pytest.mark.parametrize("spoiled", ["01-2-before-2", "01-2-2"])
+def test_nothing_is_learned_from_a_busy_machine_or_an_invalid_run(base: Base, cache: Path, spoiled: str) -> None:
+    busy = RunWarning(WarningId.CONTENDED_PROCESSORS, "Threads waited for a processor.")
+
+    def noisy(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+        return at_speed(tried, 1.0, busy) if Path(tried.path).name == spoiled else tried
+
+    def failed(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+        cut_off = manifest(passes=(PassRecord("clean", "failed", ("python",), 1, 1.0),), created=tried.analysis.manifest.created)
+        return replace(tried, analysis=replace(tried.analysis, manifest=cut_off)) if Path(tried.path).name == spoiled else tried
+
+    for change in (noisy, failed):
+        found, *_ = searched(base, TuneOptions(max_steps=1), findings=found_in, change=change)
+        assert found.steps[0].source == "fast_path"
+        assert len(found.steps[0].runs) == 2
+        assert (found.calibration, read_calibration("a fake")[0]) == ((), ())
+
+
 def test_earlier_trials_give_order_and_interval(base: Base, cache: Path) -> None:
     """Nine trials of the slow path saved nothing, nine of the fast path 0.9 to 1.1 of what was predicted."""
     at = {"device": "a fake", "model": "tiny", "made": "2026"}
@@ -149,6 +185,54 @@ def test_earlier_trials_give_order_and_interval(base: Base, cache: Path) -> None
     assert predicted.trials == 9
     assert [predicted.low_ns, predicted.high_ns] == pytest.approx([(10 - 3.5 * 1.1) * MS, (10 - 3.5 * 0.9) * MS], rel=0.01)
     assert "9 trials" in folder.report_file.read_text()
+
+
+def at_speed(tried: Tried, factor: float, *warnings: RunWarning) -> Tried:
+    """The same run with other times and with these warnings."""
+    timings = tried.timings
+    assert not isinstance(timings, Missing)
+    changed = [replace(one, steps_ns=tuple(round(ns * factor) for ns in one.steps_ns)) for one in timings.iterations]
+    timings = replace(timings, iterations=tuple(changed))
+    return replace(tried, analysis=replace(tried.analysis, timings=timings, metrics=metrics(timings), warnings=warnings))
+
+
+def slow_then(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+    """The given run was three times slower than the runs of the search, and has a warning of its own."""
+    name = Path(tried.path).name
+    if name == "run":
+        tried = at_speed(tried, 3.0, RunWarning(WarningId.THROTTLED, "The clock was low then."))
+        return replace(tried, analysis=replace(tried.analysis, efficiency=efficiency_of(6.0)))
+    return at_speed(tried, 1.0, RunWarning(WarningId.BUSY_PROCESSORS, "The machine is busy now.")) if name == "base" else tried
+
+
+def efficiency_of(times: float) -> Any:
+    """A decode that takes so many times its roofline time, which is 0.5 s."""
+    distance = SimpleNamespace(times=times, roofline=SimpleNamespace(seconds=0.5))
+    return SimpleNamespace(stages=(SimpleNamespace(stage="decode", distance=distance),))
+
+
+def test_a_base_that_was_measured_again_is_shown_with_its_new_time_and_warnings(base: Base) -> None:
+    found, _, _, folder = searched(base, TuneOptions(max_steps=1), change=slow_then)
+    assert found.base_value == pytest.approx(10 * MS, rel=0.01)
+    assert found.recorded_value == pytest.approx(30 * MS, rel=0.01)
+    assert found.base_distance is not None
+    assert found.base_distance.times == pytest.approx(2.0, rel=0.01)
+    assert "The machine is busy now." in found.notes
+    assert "The clock was low then." not in found.notes
+    (card, *_) = _cards(found).cards
+    assert (card.name, card.detail) == ("Base, measured again", f"tpot; the run recorded {duration(found.recorded_value or 0)}")
+    told = json.loads(folder.result_file.read_text())
+    assert (told["base_value"], told["recorded_value"]) == (found.base_value, found.recorded_value)
+
+
+def test_a_base_that_was_measured_for_the_search_is_called_base(base: Base) -> None:
+    folder = begin(base[0], TuneOptions(max_steps=1), [], fresh=True)
+    runs = FakeRuns(folder.path, base[1], change=slow_then)
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    (card, *_) = _cards(found).cards
+    assert (card.name, card.detail, found.recorded_value) == ("Base", "tpot", None)
+    assert "The clock was low then." in found.notes
 
 
 def test_each_step_is_compared_with_the_configuration_before_it(whole: Searched) -> None:
@@ -249,8 +333,63 @@ def test_one_change_in_a_short_budget_is_judged_by_its_own_runs(base: Base) -> N
     assert found.confirmation == found.steps[0].decision
     assert "only one change was tried" in found.confirmed_why
     assert not [name for name in names(runs.made) if name.startswith("confirm")]
+    assert "the budget ended after 0 of 4 fresh runs" in found.confirmed_why
     assert "Best, in the runs of its step" in folder.report_file.read_text()
     assert found.spent_s <= 65
+
+
+@pytest.mark.parametrize("made", [1, 3])
+def test_one_change_stays_the_claim_if_the_budget_ends_during_the_fresh_runs(base: Base, made: int) -> None:
+    """One of the fresh runs takes longer than the budget allows. The rest of them is made by the command that is shown."""
+    folder = begin(base[0], TuneOptions(budget_s=100.0, max_steps=1), [])
+    runs = FakeRuns(folder.path, base[1])
+    plain = runs.measure
+
+    def measure(overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float) -> Any:
+        if sum(one.startswith("confirm") for one in names(runs.made)) == made:
+            runs.clock.now += limit_s + 1.0
+            return None, CaptureError("the pass took too long")
+        return plain(overrides, name, profiled=profiled, limit_s=limit_s)
+
+    runs.measure = measure  # type: ignore[method-assign]
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    assert found.confirmed is True
+    assert found.confirmation == found.steps[0].decision
+    assert json.loads(folder.result_file.read_text())["confirmed"] is True
+    assert f"the budget ended after {made} of 4 fresh runs" in found.confirmed_why
+    page = folder.report_file.read_text()
+    assert "Best, in the runs of its step" in page
+    assert f"{made} of 4 fresh runs" in page
+    assert "is not confirmed" not in page
+    words = found.confirmed_why.split("`")[1].split()
+    assert words[:5] == ["llm-perf", "tune", str(base[0]), "--resume", "--budget"]
+    again = resume(base[0], parse_budget(words[5]))
+    more = FakeRuns(again.path, base[1], clock=runs.clock)
+    later, _ = tune(again, QuietProgress(), runs=more, clock=more.clock)
+    again.close()
+    assert len(more.made) == 4 - made
+    assert later.confirmed is True
+    assert later.confirmation != later.steps[0].decision
+    assert "fresh runs;" not in later.confirmed_why
+
+
+def test_several_changes_without_all_fresh_runs_are_not_confirmed(base: Base) -> None:
+    folder = begin(base[0], TuneOptions(budget_s=160.0, max_steps=2), [])
+    runs = FakeRuns(folder.path, base[1])
+    plain = runs.measure
+
+    def measure(overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float) -> Any:
+        if name == "confirm-best-2":
+            runs.clock.now += limit_s + 1.0
+            return None, CaptureError("the pass took too long")
+        return plain(overrides, name, profiled=profiled, limit_s=limit_s)
+
+    runs.measure = measure  # type: ignore[method-assign]
+    found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
+    folder.close()
+    assert (len(found.kept), found.confirmed, found.confirmation) == (2, None, None)
+    assert "The gain is not confirmed by fresh runs: the budget ended after 3 of 4 fresh runs; " in folder.report_file.read_text()
 
 
 def test_the_page_begins_with_the_result_in_words(whole: Searched, base: Base) -> None:
@@ -384,12 +523,13 @@ def test_a_run_outside_the_search_is_not_read(base: Base) -> None:
     [
         (["llm-perf", "run", "model=tiny", "a.b=1"], ["llm-perf", "run", "a.b=2", "model=tiny"]),
         (["llm-perf", "run", "-m", "model=tiny,small"], []),
+        (["llm-perf", "run", "--point", "sw", "0"], []),
         (["python", "-m", "mine"], []),
     ],
 )
 def test_no_command_is_invented(command: list[str], expected: list[str]) -> None:
     assert final_command(command, ["a.b=2"]) == expected
-    assert final_command(command, []) == command
+    assert final_command(command, []) == (command if expected else [])
 
 
 def test_runs_of_a_decision_alternate(base: Base) -> None:
@@ -426,8 +566,6 @@ def test_a_drift_is_no_gain(base: Base) -> None:
             replace(one, steps_ns=tuple(round(ns * (1 - 0.06 * (begun - 1010) / 10 - 0.006 * number)) for ns in one.steps_ns))
             for number, one in enumerate(timings.iterations)
         ]
-        from llm_perf_opt.analysis.metrics import metrics
-
         changed = replace(timings, iterations=tuple(faster))
         return replace(tried, analysis=replace(tried.analysis, timings=changed, metrics=metrics(changed)))
 
@@ -460,6 +598,16 @@ def test_interrupted_it_keeps_the_best_so_far_and_resumes(whole: Searched, base:
     assert later.spent_s == pytest.approx(10.0 * (len(every.made) + 1))
 
 
+def test_a_budget_that_was_already_spent_is_refused(base: Base) -> None:
+    found, *_ = searched(base, TuneOptions(max_steps=1))
+    for budget_s in (5.0, found.spent_s):
+        with pytest.raises(ConfigError, match=f"more than {duration(found.spent_s * 1e9)} is needed"):
+            resume(base[0], budget_s)
+    again = resume(base[0], found.spent_s + 1)
+    assert again.read().options.budget_s == found.spent_s + 1
+    again.close()
+
+
 def test_only_one_process_continues_a_search(base: Base) -> None:
     folder = begin(base[0], TuneOptions(), ["llm-perf", "tune"])
     with pytest.raises(ResourceError, match="in use by another process"):
@@ -490,6 +638,12 @@ def test_the_json_and_the_pages(base: Base) -> None:
         ({"constraints": ("size<50GB",)}, "no metric is called 'size'"),
         ({"constraints": ("ttft=50ms",)}, "is not METRIC<LIMIT"),
         ({"tokens": "some"}, "--tokens some"),
+        ({"levers": ("runtime.batch_size",)}, "--lever needs KEY=VALUE,VALUE"),
+        ({"levers": ("runtime.batch_size=",)}, "--lever needs KEY=VALUE,VALUE"),
+        ({"levers": ("runtime.batchsize=1,2",)}, "no key 'runtime.batchsize'.*Did you mean 'batch_size'"),
+        ({"levers": ("runtime.batch_size=1,0",)}, "runtime.batch_size=0 is out of range"),
+        ({"levers": ("runtime.batch_size=many",)}, "runtime.batch_size=many"),
+        ({"levers": ("hardware=cpu",)}, "is a group of settings"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_runs(base: Base, options: dict[str, Any], said: str) -> None:
@@ -498,7 +652,27 @@ def test_what_is_wrong_is_refused_before_anything_runs(base: Base, options: dict
     assert not base[0].with_name("run-tune").exists()
 
 
-def test_an_objective_that_cannot_be_measured_is_refused(base: Base) -> None:
+def test_a_lever_that_needs_another_one_is_not_refused(tmp_path: Path) -> None:
+    """Compiled prefill needs a compiled decode, which a lever of pytorch sets; an engine's argument has no effect there."""
+    values = asdict(default_config())
+    check_for_base(TuneOptions(levers=("runtime.compile_prefill=true",)), values)
+    check_for_base(TuneOptions(levers=("+runtime.batch_size=1,2",)), values)
+    with pytest.raises(ConfigError, match="has no effect on runtime=pytorch"):
+        check_for_base(TuneOptions(levers=("runtime.engine.pages=2",)), values)
+
+
+@pytest.mark.parametrize("options", [TuneOptions("energy"), TuneOptions(constraints=("energy<5J",))])
+def test_energy_is_refused_on_a_cpu_before_anything_runs(values: dict[str, Any], options: TuneOptions) -> None:
+    for device in ("cpu", "cuda"):
+        settings = {**values, "hardware": {**values["hardware"], "device": device}}
+        with pytest.raises(ConfigError, match="on a CPU: energy comes from the GPU's counter"):
+            check_for_base(options, settings, "cpu" if device == "cuda" else "")
+    check_for_base(options, {**values, "hardware": {**values["hardware"], "device": "cuda"}})
+
+
+def test_an_objective_that_cannot_be_measured_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
+    settings = {**values, "hardware": {**values["hardware"], "device": "cuda"}}
+    base = tmp_path / "run", fake_base(tmp_path / "run", settings)
     folder = begin(base[0], TuneOptions(objective="energy"), [])
     runs = FakeRuns(folder.path, base[1])
     with pytest.raises(ConfigError, match="energy cannot be measured here: not sampled"):

@@ -295,19 +295,24 @@ def test_a_search_with_a_pair_of_findings_is_resumed_as_it_was(base: Path, value
     assert tried(repeated) == tried(found)
 
 
-def test_a_confirmation_that_the_budget_ends_confirms_nothing(base: Path, values: dict[str, Any]) -> None:
-    """Fresh runs that were made may speak against the gain: the only step is then no longer enough."""
+@pytest.mark.parametrize("gains", [True, False])
+def test_fresh_runs_that_the_budget_ends_may_speak_against_the_only_step(base: Path, values: dict[str, Any], gains: bool) -> None:
+    """One of two pairs is made, and a run of the base. If the pair shows no gain, nothing is claimed."""
     folder = begin(base, TuneOptions(budget_s=120.0, max_steps=1), ["llm-perf", "tune"])
     runs = FakeRuns(folder.path, values, speed=both_gain, findings=attention_and_products)
     plain = runs.measure
 
     def measure(overrides: tuple[str, ...], name: str, **more: Any) -> Any:
         runs.clock.now += 25 if name.startswith("confirm-base") else 0
+        if name.startswith("confirm") and not gains:
+            runs.speed = lambda engine: 10.5 if engine else 10.0
         return plain(overrides, name, **more)
 
     runs.measure = measure  # type: ignore[method-assign]
     found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
     folder.close()
-    assert [name for name in names(runs.made) if name.startswith("confirm")]
-    assert found.confirmed is None
-    assert "the budget ended" in found.confirmed_why
+    assert [name for name in names(runs.made) if name.startswith("confirm")][1:] == ["confirm-best-1", "confirm-base-2"]
+    assert "the budget ended after 3 of 4 fresh runs" in found.confirmed_why
+    assert found.confirmed is (True if gains else None)
+    assert found.confirmation == (found.steps[0].decision if gains else None)
+    assert ("in those that were made, tpot went from" in found.confirmed_why) is not gains

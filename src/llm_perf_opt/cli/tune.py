@@ -111,22 +111,26 @@ def _folder(
 ) -> "TuneFolder":
     """Return the folder of a new or a resumed search; settings are measured first."""
     from llm_perf_opt.workflows import tune as work
+    from llm_perf_opt.workflows.tune_options import check_options
 
-    settings = not words or all("=" in word and not Path(word).exists() for word in words)
-    if not settings and len(words) > 1:
-        raise ConfigError(f"{words[0]} is a run; its settings cannot be changed here.", "Give a run alone, or settings alone.")
+    runs = [word for word in words if "=" not in word or Path(word).exists()]
+    settings = not runs
+    if len(runs) > 1:
+        raise ConfigError(f"`tune` takes one run, but {len(runs)} were given: {', '.join(runs)}.", "Tune one after the other.")
+    if runs and len(words) > 1:
+        raise ConfigError(f"{runs[0]} is a run; its settings cannot be changed here.", "Give a run alone, or settings alone.")
     if config_dir is not None and not settings:
         raise ConfigError("--config-dir has no effect on a run, which has its own configuration.", "Leave it out.")
     if resume:
         if settings:
             raise ConfigError("--resume needs the run that was tuned.", "Write `llm-perf tune RUN --resume`.")
         return work.resume(Path(words[0]), options.budget_s if budget else None)
-    work.check_options(options)
+    check_options(options)
     if not settings:
         return work.begin(Path(words[0]), options, command_line())
     options_of_run = [] if config_dir is None else ["--config-dir", str(config_dir)]
     command = ["llm-perf", "run", *words, *options_of_run]
-    base, seconds = work.measure_base(words, config_dir, command, progress, logits=options.logits)
+    base, seconds = work.measure_base(words, config_dir, command, progress, options)
     return work.begin(base, options, command_line(), fresh=True, spent_s=seconds)
 
 

@@ -188,6 +188,12 @@ def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
     return check_sections(check(build(RunConfig, known, "")))
 
 
+def check_setting(text: str) -> None:
+    """Raise a ConfigError with the nearest name if the key of `KEY=VALUE` is not a setting."""
+    key, _, value = text.partition("=")
+    _check_key(current_key(key), value)
+
+
 def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
     """Return a run's configuration with some values replaced, or raise a ConfigError if it is invalid."""
     changed = _copied(current(values))

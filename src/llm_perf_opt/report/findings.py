@@ -179,12 +179,15 @@ def change_command(finding: Finding, command: Sequence[str] = ()) -> str:
     return changed_command(finding.overrides, command) or " ".join(finding.overrides)
 
 
+def is_single_run(command: Sequence[str]) -> bool:
+    """Return whether a command makes one run each time: not that of a sweep, of one of its points, or of another program."""
+    sweeping = any(word.partition("=")[0] in ("-m", "--multirun", "--resume", "--point") for word in command)
+    return list(command[:2]) == ["llm-perf", "run"] and not sweeping
+
+
 def changed_command(overrides: Sequence[str], command: Sequence[str]) -> str:
     """Return the command of a run with other values; empty if it is not the command of a single run, or nothing changes."""
-    if not overrides:
-        return ""
-    sweeping = any(word.partition("=")[0] in ("-m", "--multirun", "--resume", "--point") for word in command)
-    if list(command[:2]) != ["llm-perf", "run"] or sweeping:
+    if not overrides or not is_single_run(command):
         return ""
     replaced = [f"{override.partition('=')[0]}=" for override in overrides]
     kept = [word for word in command[2:] if not word.lstrip("+").startswith((*replaced, *_FOLDERS))]

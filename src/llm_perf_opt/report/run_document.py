@@ -341,7 +341,10 @@ def _definitions(analysis: RunAnalysis) -> Section:
 
 
 def _repeat(analysis: RunAnalysis) -> Section:
-    blocks: list[Block] = [Paragraph("The run:"), Code(shlex.join(analysis.manifest.command))]
+    command = analysis.manifest.command
+    blocks: list[Block] = [Paragraph("The run:"), Code(shlex.join(command))]
+    if "--point" in command:
+        blocks.append(Paragraph("A point that is complete is not run again: move or remove its folder first."))
     blocks += [Paragraph("To regenerate the reports from the run folder:"), Code("llm-perf report RUN")]
     passes = [Item(f"{entry.name}:", shlex.join(entry.argv)) for entry in analysis.manifest.passes if entry.argv]
     blocks += [Paragraph("The command of each pass:"), Items(passes, "commands")] if passes else []

@@ -30,7 +30,7 @@ from llm_perf_opt.report.document import (
     numbers,
     when_known,
 )
-from llm_perf_opt.report.findings import changed_command
+from llm_perf_opt.report.findings import changed_command, is_single_run
 from llm_perf_opt.report.text import duration, percent, signed_percent, significant, times
 from llm_perf_opt.report.tune_charts import calibration_chart, staircase_chart
 from llm_perf_opt.report.tune_tokens import logit_blocks, tokens_text
@@ -47,7 +47,9 @@ def final_command(command: Sequence[str], overrides: Sequence[str]) -> list[str]
 
     It is empty if the base was not made by the command of a single run, such as a point of a sweep.
     """
-    return list(command) if not overrides else shlex.split(changed_command(overrides, command))
+    if overrides:
+        return shlex.split(changed_command(overrides, command))
+    return list(command) if is_single_run(command) else []
 
 
 def step_line(step: Step) -> str:
@@ -65,7 +67,7 @@ def tune_document(found: TuneResult, name: str) -> Document:
         f"{duration(found.budget_s * 1e9)} were spent. Ended: {found.why}."
     )
     sections = [
-        Section("result", "Result", [_cards(found), Paragraph(_summary(found)), *_constraints(found), *_best(found)]),
+        Section("result", "Result", [_cards(found), *_words(found), *_constraints(found), *_best(found)]),
         Section("steps", "Steps", [*_staircase(found), _steps(found)] if kept else [Paragraph("No change was kept.")]),
         Section("rejected", "Rejected", [_rejected(rejected) if rejected else Paragraph(_NOTHING_REJECTED[bool(kept)])]),
         Section("tokens", "Tokens and logits", logit_blocks(found.steps)),
@@ -102,6 +104,17 @@ def _share(step: Step) -> str:
     return "" if step.decision is None or step.decision.change is None else f" ({signed_percent(step.decision.change)})"
 
 
+def _words(found: TuneResult) -> list[Block]:
+    """Return the result in words, and what the gain is based on if fresh runs were not finished."""
+    claim = [Paragraph(f"The claim: {found.confirmed_why}.")] if _by_its_step(found) else []
+    return [Paragraph(_summary(found)), *claim]
+
+
+def _by_its_step(found: TuneResult) -> bool:
+    """Return whether the claim is the comparison of the only step."""
+    return bool(found.confirmed and found.kept) and found.confirmation == found.kept[-1].decision
+
+
 def _unconfirmed(found: TuneResult) -> str:
     if found.confirmed is None:
         return f"The gain is not confirmed by fresh runs: {found.confirmed_why}."
@@ -111,14 +124,16 @@ def _unconfirmed(found: TuneResult) -> str:
 def _cards(found: TuneResult) -> Cards:
     goal = GOALS[found.objective]
     base = "n/a" if found.base_value is None else goal.text(found.base_value)
-    cards = [Card("Base, as recorded", base, found.objective, _distance(found.base_distance))]
+    recorded = "" if found.recorded_value is None else f"; the run recorded {goal.text(found.recorded_value)}"
+    name = "Base, measured again" if found.remeasured else "Base"
+    cards = [Card(name, base, f"{found.objective}{recorded}", _distance(found.base_distance))]
     decision = found.confirmation
     if decision is not None and decision.after is not None and decision.before is not None and decision.change is not None:
         interval = "" if decision.low is None or decision.high is None else _interval_words(decision.low, decision.high)
         last = found.kept[-1].distance if found.kept and decision.goal == found.objective else None
         claimed = GOALS[decision.goal]
         words = f"{claimed.name}; base {claimed.text(decision.before)}"
-        fresh = "in fresh runs" if decision != found.kept[-1].decision else "in the runs of its step"
+        fresh = "in the runs of its step" if _by_its_step(found) else "in fresh runs"
         cards.append(Card(f"Best, {fresh}", claimed.text(decision.after), words, _distance(last)))
         cards.append(Card("Change", signed_percent(decision.change), interval))
     elif found.kept and found.confirmed is None:
@@ -165,7 +180,7 @@ def _command(found: TuneResult) -> list[Block]:
     return [
         Unavailable(
             "Command:",
-            "the base was not made by a command of one run; config.yaml in the folder of the best run has all settings",
+            f"the base was not made by a command of one run; config.yaml in {found.best} has all settings",
         )
     ]
 
@@ -302,7 +317,7 @@ _METHOD = (
         "Many looks:",
         "several changes are tried, so a change may be kept by chance. The gain that is claimed is therefore measured again in "
         "fresh runs of the base and the best configuration, which no step was decided with, and judged once. If it does not "
-        "hold, the base is reported as the best. If only one change was tried and there is no time for fresh runs, nothing was "
-        "chosen: its own comparison is the claim.",
+        "hold, the base is reported as the best. If only one change was tried and the budget ends before all fresh runs are "
+        "made, nothing was chosen: its own comparison is the claim, unless the fresh runs that were made show no gain.",
     ),
 )

@@ -1,10 +1,9 @@
 """`llm-perf tune`: find a faster configuration of a run, step by step, and write the page."""
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, objective_named, parse_constraints
 from llm_perf_opt.analysis.tuning.measures import level_of
 from llm_perf_opt.analysis.tuning.outcomes import distance_of
-from llm_perf_opt.analysis.tuning.records import ConstraintLine, Step, TuneResult, tune_json
-from llm_perf_opt.analysis.tuning.tokens import RULES as TOKEN_RULES
+from llm_perf_opt.analysis.tuning.records import ConstraintLine, StageDistance, Step, TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
-from llm_perf_opt.config.composition import Composed, compose, expand_sweep
+from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.core.records import CleanTimings, Missing
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import write_record, write_whole
+from llm_perf_opt.core.units import duration
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.report.html import render_html
@@ -34,6 +33,7 @@ from llm_perf_opt.workflows.analyze_run import analyze, report_run
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState
+from llm_perf_opt.workflows.tune_options import check_for_base, check_options, user_levers
 from llm_perf_opt.workflows.tune_runs import Clock, Configuration, OutOfBudgetError, Recorder, Runs, StoppedError, configuration
 from llm_perf_opt.workflows.tune_search import Place, Rules, Search
 
@@ -46,38 +46,18 @@ _FEW_RUNS = (
 )
 
 
-def check_options(options: TuneOptions) -> None:
-    """Raise ConfigError for an option that is invalid, before anything is measured."""
-    objective_named(options.objective)
-    parse_constraints(options.constraints)
-    user_levers(options.levers)
-    if options.tokens not in TOKEN_RULES:
-        raise ConfigError(f"--tokens {options.tokens} is not known.", f"Known: {', '.join(TOKEN_RULES)}.")
-    most = options.max_logit_diff
-    if most is not None and not 0 <= most < math.inf:
-        raise ConfigError(f"--max-logit-diff {most} is not a limit.", "Give a number that is not negative, such as 0.5.")
-
-
-def user_levers(texts: Sequence[str]) -> list[Lever]:
-    """Return the levers that the user gave as KEY=VALUE,VALUE."""
-    found = []
-    for text in texts:
-        choices = tuple(tuple(point) for point in expand_sweep([text]))
-        found.append(Lever(text.partition("=")[0], choices))
-    return found
-
-
 def measure_base(
-    overrides: Sequence[str], config_dir: Path | None, command: Sequence[str], listener: Listener, *, logits: bool = False
+    overrides: Sequence[str], config_dir: Path | None, command: Sequence[str], listener: Listener, options: TuneOptions
 ) -> tuple[Path, float]:
-    """Make the run that a search starts from; return its folder and the seconds it took. `logits`: it records logits."""
+    """Make the run that a search starts from; return its folder and its seconds. Options that do not fit it are refused first."""
     begun = time.monotonic()
     composed = compose(overrides, config_dir)
     if composed.config.profiling.logits_reference is not None:
         raise ConfigError(
             "profiling.logits_reference cannot be set here: `tune` compares logits with those of the base.", "Leave it out."
         )
-    if logits:
+    check_for_base(options, asdict(composed.config))
+    if options.logits:
         profiling = replace(composed.config.profiling, logits=True)
         composed = replace(composed, config=replace(composed.config, profiling=profiling))
     folder, error = capture(composed, command, listener)
@@ -95,6 +75,8 @@ def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bo
         raise ParseError(
             f"{base} cannot be tuned: it is not a run of a model with its configuration.", "Give a run of `llm-perf run`."
         )
+    device = "" if isinstance(run.timings, Missing) else run.timings.model.device
+    check_for_base(options, asdict(with_overrides(run.settings, ())), device)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     points = () if isinstance(run.timings, Missing) else read_calibration(run.timings.model.device_name)[0]
     state = TuneState(
@@ -104,9 +86,15 @@ def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bo
 
 
 def resume(path: Path, budget_s: float | None) -> TuneFolder:
-    """Open the last search of a run; with a new budget if one is given."""
+    """Open the last search of a run; with a new budget if one is given, which must be more than what was spent."""
     folder = TuneFolder.find(path)
     state = folder.read()
+    if budget_s is not None and budget_s <= state.spent_s:
+        folder.close()
+        raise ConfigError(
+            f"--budget {duration(budget_s * 1e9)} is too short: more than {duration(state.spent_s * 1e9)} is needed.",
+            "It counts from the start of the search, which has spent this time. To see the result alone, leave out --budget.",
+        )
     if budget_s is not None:
         folder.write(replace(state, options=replace(state.options, budget_s=budget_s)))
     return folder
@@ -215,8 +203,8 @@ def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: 
     """Measure the base again unless it was measured for this search, and return what the search starts with."""
     goal = objective_named(state.options.objective)
     unchanged = configuration(values, ())
-    notes = [warning.text for warning in given.analysis.warnings]
     first = given if state.fresh else _again(recorder, unchanged)
+    notes = [warning.text for warning in first.analysis.warnings]
     timings = first.timings
     if isinstance(timings, Missing):
         raise ParseError(f"{first.path} has no times to improve: {timings.why}.", "Measure the base again.")
@@ -285,6 +273,7 @@ def _result(
     moved = bool(best.configuration.overrides) and bool(kept)
     best_run = best.profiled or best.runs[-1]
     base_value = level_of(search.base.analyses, goal)
+    recorded = level_of([start.given.analysis], goal)
     points = {(point.run, point.made, point.finding): point for point in (*state.calibration, *progress.points)}
     timings = start.place.runs[0].timings
     return TuneResult(
@@ -302,7 +291,9 @@ def _result(
         not_tried=tuple(progress.not_tried),
         constraints=tuple(_constraint_line(one, search.base, best) for one in start.rules.constraints),
         base_value=None if isinstance(base_value, Missing) else base_value,
-        base_distance=distance_of(start.given, goal),
+        recorded_value=None if state.fresh or isinstance(recorded, Missing) else recorded,
+        remeasured=not state.fresh,
+        base_distance=_base_distance(start, recorded, base_value),
         spent_s=recorder.spent_s,
         budget_s=state.options.budget_s,
         runs_per_side=start.rules.runs,
@@ -312,6 +303,14 @@ def _result(
         device="" if isinstance(timings, Missing) else timings.model.device_name,
         notes=start.notes,
     )
+
+
+def _base_distance(start: _Start, recorded: Maybe[float], value: Maybe[float]) -> StageDistance | None:
+    """Return how far the base is from its roofline time, which is that of the given run, at the time that is shown."""
+    goal, found = start.rules.goal, distance_of(start.given, start.rules.goal)
+    if found is None or goal.unit != "ns" or isinstance(recorded, Missing) or isinstance(value, Missing):
+        return distance_of(start.place.runs[0], goal)
+    return replace(found, times=found.times * value / recorded)
 
 
 def _constraint_line(constraint: Constraint, base: Place, best: Place) -> ConstraintLine:

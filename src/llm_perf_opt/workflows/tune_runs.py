@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +23,8 @@ from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder
 Clock = Callable[[], float]
 _NOT_COMPARED = ("profiling", "project", "experiment")
 _LEAST_S = 1.0
+_MARGIN, _MARGIN_S = 1.25, 10.0
+"""How much longer than expected runs may take in a budget that is suggested, and the time to read the earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,11 @@ class Recorder:
     def spent_s(self) -> float:
         """The time of the search so far, over all processes that worked on it."""
         return self._before_s + self._clock() - self._begun
+
+    def resume_command(self, more_s: float) -> str:
+        """Return the command that continues the search for a little longer than this."""
+        budget_s = math.ceil((self.spent_s + _MARGIN * more_s + _MARGIN_S) / 10) * 10
+        return shlex.join(["llm-perf", "tune", self._folder.read().base, "--resume", "--budget", f"{budget_s}s"])
 
     def run(
         self, wanted: Configuration, name: str, *, profiled: bool = False, reserve_s: float = 0.0, purpose: str = ""

@@ -11,16 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, calibration_rows
-from llm_perf_opt.analysis.tuning.candidates import (
-    Change,
-    Prediction,
-    prediction,
-)
+from llm_perf_opt.analysis.tuning.candidates import Change, Prediction, prediction
 from llm_perf_opt.analysis.tuning.combinations import joint_prediction
 from llm_perf_opt.analysis.tuning.deciding import SMALLEST, Decision, decide
 from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, Goal, in_ns
 from llm_perf_opt.analysis.tuning.logits import beyond, check_words
-from llm_perf_opt.analysis.tuning.measures import broken, level_of, value_in
+from llm_perf_opt.analysis.tuning.measures import broken, level_of, not_better, value_in
 from llm_perf_opt.analysis.tuning.outcomes import distance_of, trial_point
 from llm_perf_opt.analysis.tuning.records import Ending, NotTried, Step
 from llm_perf_opt.analysis.tuning.tokens import TokenCheck, Tried, check_tokens
@@ -34,7 +30,7 @@ from llm_perf_opt.workflows.tune_runs import Configuration, OutOfBudgetError, Re
 _BUDGET_ENDED = "the budget ended before the change could be judged"
 TOGETHER = "together"
 """What runs of independent findings that are tried as one step are recorded for."""
-ONLY_STEP = "without fresh runs, for which there was no time: only one change was tried, so its gain was not chosen from several"
+_ONLY_STEP = "only one change was tried, so its gain was not chosen from several and its own comparison is the claim"
 _NO_ROOM = "it does not fit into the budget; --resume with a larger --budget tries it"
 
 
@@ -156,13 +152,13 @@ class Search:
         trial = _Trial(self, change, wanted, number)
         try:
             step = trial.judged(step, goal)
+            self._learn(change, trial)
         except OutOfBudgetError:  # a cheaper change may still fit
             self._over_budget = True
             if not trial.runs:
                 self._candidates.leave_out(change, _NO_ROOM)
                 return
             step = replace(trial.described(step, goal), why=_BUDGET_ENDED)
-        self._learn(change, trial)
         if not step.kept:
             self.current = replace(self.current, runs=(*self.current.runs, *trial.again))
             self._candidates.reject(change, self._kept, slow=trial.slow, gain=step.gain)
@@ -212,7 +208,8 @@ class Search:
 
     def _learn(self, change: Change, trial: "_Trial") -> None:
         """Keep the prediction and the measurement of a finding."""
-        point = trial_point(change.finding, trial.before[0], trial.runs[0]) if change.finding and trial.runs else None
+        before = trial.before[: len(trial.runs)]  # one of the next pair may be there already
+        point = trial_point(change.finding, before, trial.runs) if change.finding and trial.runs else None
         if point is not None:
             self.progress.points.append(point)
 
@@ -245,8 +242,11 @@ class Search:
                         return False, f"a fresh run of the {name}: {why}", None
                     side.append(found)
         except OutOfBudgetError:
-            only = None if sides[0] else self._only_step()
-            return only or (None, "the budget ended before fresh runs could confirm the gain", None)
+            rest, only = self._rest(sum(map(len, sides))), self._only_decision()
+            base, best = ([run.analysis for run in side] for side in sides)
+            if only is None or (against := not_better(base, best, GOALS[kept[0].goal])):
+                return None, rest if only is None else f"{rest}; in those that were made, {against}", None
+            return True, f"{only.why}; {_ONLY_STEP}; {rest}", only
         self.base = replace(self.base, runs=(*self.base.runs, *sides[0]))
         self.current = replace(self.current, runs=(*self.current.runs, *sides[1]))
         keys = [text.partition("=")[0] for step in kept for text in step.change]
@@ -255,12 +255,19 @@ class Search:
         decision = decide(analyses[0], analyses[1], goal, keys, other_model=lossy)
         return decision.better, decision.why, decision
 
-    def _only_step(self) -> tuple[bool, str, Decision] | None:
-        """Return the decision on the only change that was tried: its gain was not chosen from several, so it may be claimed."""
+    def _rest(self, made: int) -> str:
+        """Return how many fresh runs were made before the budget ended, and how to make the others."""
+        needed = 2 * self._rules.runs
+        left_s = self.reserve_s(self.current.configuration) * (needed - made) / needed
+        return (
+            f"the budget ended after {made} of {needed} fresh runs; "
+            f"`{self._recorder.resume_command(left_s)}` makes the {'rest' if made else 'fresh runs'}"
+        )
+
+    def _only_decision(self) -> Decision | None:
+        """Return the decision on the only change that was tried, which may be claimed: it was made once, before them."""
         steps = self.progress.steps
-        if len(steps) != 1 or not steps[0].kept or steps[0].decision is None:
-            return None
-        return True, f"{steps[0].decision.why}; {ONLY_STEP}", steps[0].decision
+        return steps[0].decision if len(steps) == 1 and steps[0].kept else None
 
 
 class _Trial:

@@ -39,6 +39,15 @@ def level_of(runs: Sequence[RunAnalysis], goal: Goal) -> Maybe[float]:
     return math.exp(sum(math.log(value) for value in known) / len(known))
 
 
+def not_better(before: Sequence[RunAnalysis], after: Sequence[RunAnalysis], goal: Goal) -> str:
+    """Return how a goal changed from one configuration to the other if it is not better in as many runs of each, else nothing."""
+    runs = min(len(before), len(after))
+    old, new = level_of(before[:runs], goal), level_of(after[:runs], goal)
+    if isinstance(old, Missing) or isinstance(new, Missing) or (new > old if goal.higher_is_better else new < old):
+        return ""
+    return f"{goal.name} went from {goal.text(old)} to {goal.text(new)}"
+
+
 def broken(constraints: Iterable[Constraint], runs: Sequence[RunAnalysis]) -> list[Constraint]:
     """Return the constraints that a configuration breaks."""
     return [one for one in constraints if one.broken_by(level_of(runs, GOALS[one.goal]))]

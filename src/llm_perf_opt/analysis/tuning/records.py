@@ -105,6 +105,11 @@ class TuneResult:
     not_tried: tuple[NotTried, ...] = ()
     constraints: tuple[ConstraintLine, ...] = ()
     base_value: float | None = None
+    """The objective in the runs of the base that the search made or began with."""
+    remeasured: bool = False
+    """Whether the base is an earlier run that was measured again."""
+    recorded_value: float | None = None
+    """The objective in that earlier run."""
     base_distance: StageDistance | None = None
     spent_s: float = 0.0
     budget_s: float = 0.0
@@ -136,6 +141,8 @@ def tune_json(found: TuneResult) -> dict[str, Any]:
         "best": found.best,
         "objective": found.objective,
         "steps": [_step_json(step, found.unit) for step in found.steps],
+        "base_value": found.base_value,
+        "recorded_value": found.recorded_value,
         "ending": found.ending,
         "why": found.why,
         "overrides": list(found.overrides),

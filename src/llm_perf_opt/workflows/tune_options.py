@@ -1,0 +1,83 @@
+"""Whether the options of a search are valid, before anything is measured."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from llm_perf_opt.analysis.tuning.goals import objective_named, parse_constraints
+from llm_perf_opt.analysis.tuning.tokens import RULES as TOKEN_RULES
+from llm_perf_opt.config.composition import check_setting, expand_sweep, with_overrides, without_plus
+from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.profiling.requested_metrics import on_gpu
+from llm_perf_opt.workflows.tune_folder import TuneOptions
+
+
+def check_options(options: TuneOptions) -> None:
+    """Raise ConfigError for an option that is invalid, before anything is measured."""
+    objective_named(options.objective)
+    parse_constraints(options.constraints)
+    user_levers(options.levers)
+    if options.tokens not in TOKEN_RULES:
+        raise ConfigError(f"--tokens {options.tokens} is not known.", f"Known: {', '.join(TOKEN_RULES)}.")
+    most = options.max_logit_diff
+    if most is not None and not 0 <= most < math.inf:
+        raise ConfigError(f"--max-logit-diff {most} is not a limit.", "Give a number that is not negative, such as 0.5.")
+
+
+def user_levers(texts: Sequence[str]) -> list[Lever]:
+    """Return the levers that the user gave as KEY=VALUE,VALUE."""
+    found = []
+    for given in texts:
+        text = without_plus(given)
+        key, _, values = text.partition("=")
+        if not key.strip() or not values.strip():
+            raise ConfigError(f"--lever needs KEY=VALUE,VALUE, not '{given}'.", "Write --lever runtime.batch_size=1,2.")
+        choices = tuple(tuple(point) for point in expand_sweep([text]))
+        found.append(Lever(key, choices))
+    return found
+
+
+def check_for_base(options: TuneOptions, values: Mapping[str, Any], device: str = "") -> None:
+    """Raise ConfigError for an option that does not fit the configuration of the base. `device`: where the base ran."""
+    _check_energy(options, device or str(values["hardware"]["device"]))
+    levers = user_levers(options.levers)
+    for lever in levers:
+        for choice in lever.choices:
+            _check_choice(choice, values, levers)
+
+
+def _check_energy(options: TuneOptions, device: str) -> None:
+    wanted = ["--objective energy"] if options.objective == "energy" else []
+    wanted += [f"--constraint '{one.text}'" for one in parse_constraints(options.constraints) if one.goal == "energy"]
+    if wanted and (device.startswith("cpu") or (device == "auto" and not on_gpu())):
+        raise ConfigError(
+            f"{wanted[0]} cannot be measured on a CPU: energy comes from the GPU's counter.", "Choose another figure, or a GPU."
+        )
+
+
+def _check_choice(choice: Sequence[str], values: Mapping[str, Any], levers: Sequence[Lever]) -> None:
+    """Raise ConfigError for a choice that neither the base accepts nor the base with another lever, which may be kept first."""
+    known = False
+    try:
+        for text in choice:
+            check_setting(text)
+        known = True
+        with_overrides(values, choice)
+    except ConfigError as error:
+        if not known or not any(_accepts(values, (*other, *choice)) for other in _other_choices(values, levers)):
+            raise ConfigError(f"--lever {' '.join(choice)}: {error.fact}", error.remedy) from None
+
+
+def _other_choices(values: Mapping[str, Any], levers: Sequence[Lever]) -> Iterator[tuple[str, ...]]:
+    known = traits_of(str(values["runtime"]["type"])).levers
+    for lever in (*levers, *known(Machine("cpu", 1)), *known(Machine("cuda", 1))):
+        yield from lever.choices
+
+
+def _accepts(values: Mapping[str, Any], overrides: Sequence[str]) -> bool:
+    try:
+        with_overrides(values, overrides)
+    except ConfigError:
+        return False
+    return True
