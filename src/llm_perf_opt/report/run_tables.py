@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.config.passes import sees_stages
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.host_records import HostLoad
+from llm_perf_opt.core.rank_records import rank_count
 from llm_perf_opt.core.records import CleanTimings, Maybe, Metric, Missing, ModelFacts, OperatorRow, StageTiming
 from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.report.document import Cell, Column, Table, cell, count_cell, name_cell, numbers
@@ -63,8 +64,9 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
     ]
     if not isinstance(timings, Missing):
         framework = ", ".join(f"{name} {version}" for name, version in timings.framework.items())
-        each = f" in each of {len(timings.ranks)} ranks" if timings.ranks else ""
-        rows.append(("Measured process", f"{framework}, {timings.threads} threads{each}{_host_words(timings.host)}"))
+        each = f" in each of {rank_count(timings.ranks)} ranks" if timings.ranks else ""
+        threads = f"{timings.threads} thread{'' if timings.threads == 1 else 's'}"
+        rows.append(("Measured process", f"{framework}, {threads}{each}{_host_words(timings.host)}"))
         rows += _runtime_rows(timings)
     return rows
 
