@@ -105,6 +105,8 @@ def test_the_report_names_the_straggler_and_counts_the_collectives(late_run: Pat
     delays = [step["newly_late_ns"] / 1e6 for step in decode]
     assert all(LATE_MS / 2 < delay < 3 * LATE_MS for delay in delays), delays
     page = (late_run / "report.md").read_text()
+    for name in ("report.md", "stakeholder_summary.md"):
+        assert "tensor parallel 2 (2 ranks share the CPU)" in (late_run / name).read_text()
     section = page.partition("## Ranks")[2].partition("\n## ")[0]
     assert "Ranks share a device (2 ranks on cpu)" in section
     assert "| decode_step | all_reduce | 9 | 9 |" in section

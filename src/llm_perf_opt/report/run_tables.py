@@ -15,6 +15,7 @@ from llm_perf_opt.core.records import CleanTimings, Maybe, Metric, Missing, Mode
 from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.report.document import Cell, Column, Table, cell, count_cell, name_cell, numbers
 from llm_perf_opt.report.kernel_tables import MOST_ROWS
+from llm_perf_opt.report.run_ranks import split_words
 from llm_perf_opt.report.text import (
     bounds,
     count,
@@ -40,8 +41,8 @@ def what_ran(timings: CleanTimings) -> str:
     prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
     weights = "" if model.weights is None else f", {model.weights.words}"
     return (
-        f"{model.name} ({count(model.parameters)} parameters, {model.dtype}{weights}) on {model.device_name}: "
-        f"batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
+        f"{model.name} ({count(model.parameters)} parameters, {model.dtype}{weights}) on {model.device_name}"
+        f"{split_words(timings)}: batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
         f"{model.cache} cache, compile {model.compile}, attention {model.attention}{_ran_by(timings)}."
     )
 

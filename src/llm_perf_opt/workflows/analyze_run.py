@@ -47,6 +47,7 @@ from llm_perf_opt.workflows.run_warnings import (
     counter_warnings,
     missing_gpu_metrics,
     partly_collected,
+    rank_warnings,
     run_warnings,
     shape_warnings,
 )
@@ -106,6 +107,7 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
         overheads=costs,
         warnings=(
             *run_warnings(run.manifest, timings, stages, summary),
+            *rank_warnings(ranks),
             *shape_warnings(config),
             *odd_config,
             *odd_env,
