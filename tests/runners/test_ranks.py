@@ -87,7 +87,7 @@ def test_each_rank_holds_half_of_the_weights_and_its_share_of_the_processors(lat
     first: RankFacts = found.ranks[0]
     norms = 9 * 256 * 4  # every rank has the norms, and the biases are cut with their weights
     assert first.weight_bytes == (found.model.weight_bytes - norms) // 2 + norms
-    assert (first.backend, first.device) == ("gloo", "cpu")
+    assert (first.backend, first.device, first.size) == ("gloo", "cpu", 2)
     assert first.threads == max(1, len(os.sched_getaffinity(0)) // 2)
     memory, each = found.memory.process_rss_bytes, [entry.process_rss_bytes for entry in found.ranks]
     assert not isinstance(memory, Missing)
