@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry, TelemetryHeader
+from llm_perf_opt.core.rank_records import RankFacts
 from llm_perf_opt.core.records import (
     CleanTimings,
     Iteration,
@@ -139,6 +140,11 @@ def clean_timings(iterations: Sequence[Iteration] | None = None, **changes: Any)
         device_untouched_until_ns=0,
     )
     return replace(timings, **changes)
+
+
+def rank_facts(number: int, device: str = "cuda:0", **changes: Any) -> RankFacts:
+    facts = RankFacts(number, 100 + number, device, "gloo", 1, "0-1", 0.5, (10 * MS, 20 * MS), 10**7, 10**6, 10**8, 0)
+    return replace(facts, **changes)
 
 
 def operator(name: str = "aten::mm", **changes: Any) -> OperatorRow:

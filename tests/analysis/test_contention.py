@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from builders import clean_timings
+from builders import clean_timings, rank_facts
 from llm_perf_opt.analysis.contention import contention
 from llm_perf_opt.core.host_records import HostLoad
 from llm_perf_opt.core.missing import Missing
@@ -71,3 +71,51 @@ def test_one_is_singular(switches: int, said: str) -> None:
     assert found is not None
     assert said in found.text
     assert "1 thread on 1 processor;" in found.text
+
+
+def of_ranks(host: HostLoad, threads: int, *delays: int | Missing, size: int = 2) -> str:
+    ranks = tuple(rank_facts(number, "cpu", main_delay_ns=delay, size=size) for number, delay in enumerate(delays))
+    found = contention(replace(clean_timings(host=host), threads=threads, ranks=ranks))
+    return found.text if found else ""
+
+
+def test_a_process_with_one_compute_thread_has_no_mean_and_no_advice_of_fewer_threads() -> None:
+    host = replace(QUIET, main_delay_ns=round(4.5 * SECOND), other_delay_ns=5 * SECOND)
+    found = contention(replace(clean_timings(host=host), threads=1))
+    assert found is not None
+    assert "45 %" in found.text
+    for absent in ("on average", "95 %", "hardware.threads", "wait_policy"):
+        assert absent not in found.text
+
+
+def test_delays_of_other_threads_never_make_a_mean_above_the_whole_time() -> None:
+    host = replace(QUIET, main_delay_ns=3 * SECOND, other_delay_ns=30 * SECOND)
+    assert isinstance(host.delay_share(2), Missing)
+    found = contention(replace(clean_timings(host=host), threads=2))
+    assert found is not None
+    assert "on average" not in found.text
+    assert host.delay_share(4) == 33 / 40
+
+
+def test_ranks_are_counted_and_have_no_mean() -> None:
+    host = replace(QUIET, wall_ns=840 * SECOND // 100, main_delay_ns=376 * SECOND // 100, other_delay_ns=413 * SECOND // 100)
+    text = of_ranks(host, 1, 376 * SECOND // 100, 400 * SECOND // 100)
+    assert "45 % to 48 %" in text
+    assert "1 thread in each of 2 ranks on 2 processors" in text
+    for absent in ("on average", "fewer", "wait_policy"):
+        assert absent not in text
+    assert "hardware.threads" in of_ranks(host, 2, 4 * SECOND, 4 * SECOND)
+    assert "on average" not in of_ranks(host, 2, 4 * SECOND, 4 * SECOND)
+    assert "runtime.tensor_parallel" in of_ranks(replace(host, processors=1), 1, 4 * SECOND, 4 * SECOND)
+
+
+def test_the_rank_that_waited_most_counts() -> None:
+    assert of_ranks(QUIET, 1, 0, 0) == ""
+    assert "0 % to 30 %" in of_ranks(QUIET, 1, 0, 3 * SECOND)
+    assert "0 % to 100 %" in of_ranks(QUIET, 1, 0, 11 * SECOND)
+
+
+def test_an_interrupted_run_knows_one_rank_and_their_number() -> None:
+    text = of_ranks(QUIET, 1, 4 * SECOND, size=4)
+    assert "rank 0 for 40 %" in text
+    assert "1 thread in each of 4 ranks" in text

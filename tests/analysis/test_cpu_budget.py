@@ -80,6 +80,16 @@ def test_waiting_is_a_row_of_its_own() -> None:
     assert sum(row.ns for row in found.rows) == 15_000
 
 
+@pytest.mark.parametrize(("waiting", "profiled_waiting"), [(5_000, 2_000), (5_000, NONE), (NONE, 2_000), (0, 0), (NONE, NONE)])
+@pytest.mark.parametrize("wall_ns", [15_000, 150_000])
+def test_times_without_waiting_are_marked(wall_ns: int, waiting: Maybe[int], profiled_waiting: Maybe[int]) -> None:
+    found = budget(host_time({HostRow.MATMUL: 8_000, HostRow.PYTHON: 4_000}), wall_ns, NONE, NONE, waiting, profiled_waiting)
+    (text,) = [text for text in (*found.notes, *(one.what for one in found.problems)) if "unprofiled pass" in text]
+    trace, clean = text.split("; ")
+    assert ("waiting" in trace) == (profiled_waiting == 2_000)
+    assert ("without waiting, the unprofiled pass" in clean) == (waiting == 5_000)
+
+
 def test_the_roofline_time_leaves_the_rows_that_do_the_work() -> None:
     time = host_time({HostRow.MATMUL: 8_000, HostRow.ATTENTION: 1_000, HostRow.PYTHON: 1_000})
     found = budget(time, 10_000, roofline={HostRow.MATMUL: 3_000, HostRow.ATTENTION: 200})

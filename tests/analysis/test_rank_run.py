@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from builders import MS, clean_timings, default_config, in_a_row, model_facts, workload
+from builders import clean_timings, default_config, in_a_row, model_facts, workload
+from builders import rank_facts as rank
 from llm_perf_opt.analysis.rank_run import RankRun, rank_run
 from llm_perf_opt.analysis.ranks.document import CollectiveLine, RanksAnalysis, RankStepLine
 from llm_perf_opt.core.rank_records import RankFacts, sharing
@@ -13,11 +14,6 @@ from llm_perf_opt.report.run_ranks import rank_sections
 
 NO_TRACES = Missing("no traces")
 TINY = model_facts(architecture=dict(default_config().model.architecture))
-
-
-def rank(number: int, device: str = "cuda:0", **changes: Any) -> RankFacts:
-    facts = RankFacts(number, 100 + number, device, "gloo", 1, "0-1", 0.5, (10 * MS, 20 * MS), 10**7, 10**6, 10**8, 0)
-    return replace(facts, **changes)
 
 
 def of_ranks(*ranks: RankFacts) -> CleanTimings:

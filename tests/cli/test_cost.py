@@ -51,6 +51,24 @@ def test_a_config_json_costs_what_the_preset_costs(tmp_path: Path) -> None:
     assert cost_json("model=hf", f"model.path={tmp_path}", *sizes) == cost_json("model=llama3_8b", *sizes)
 
 
+@pytest.mark.parametrize(
+    ("words", "context"),
+    [
+        (("model=tiny",), 2048),
+        (("model=tiny", "--prompt", "100"), 100),
+        (("model=tiny_vlm", "--prompt", "100"), 100 + (112 // 14) ** 2),
+        (("model=tiny_vlm", "--prompt", "100", "--images", "2"), 100 + 2 * (112 // 14) ** 2),
+        (("model=tiny_vlm", "--prompt", "100", "--decoder-only"), 100),
+        (("model=tiny_vlm", "--prompt", "100", "--context", "7"), 7),
+    ],
+)
+def test_a_decode_step_is_on_the_whole_prompt_by_default(words: tuple[str, ...], context: int) -> None:
+    found = cost_json(*words, "--hardware", "h100_sxm")
+    assert found["assumptions"]["context"] == context
+    assert [row["context"] for row in found["floors"]] == [context]
+    assert found["assumptions"]["prompt"] == context or "--context" in words
+
+
 def test_images_are_counted_with_their_encoder_and_projector() -> None:
     found, text = cost_json("model=tiny_vlm", "--prompt", "100"), cost_json("model=tiny", "--prompt", "164")
     tokens = (112 // 14) ** 2

@@ -241,6 +241,50 @@ def test_an_engine_is_given_no_images() -> None:
     allowed("runtime=vllm", "model=tiny_vlm", "dataset.images=0")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("model=tiny_vlm hardware=cpu runtime.tensor_parallel=2", "runtime.tensor_parallel=2"),
+        ("model=tiny_vlm runtime.quantization=int8", "runtime.quantization=int8"),
+        ("model=tiny_vlm dataset.image_tiles=2", "dataset.image_tiles=2"),
+        ("model=tiny_vlm dataset.image_height=64 dataset.image_width=64", "112 × 112"),
+        ("model=tiny_vlm model.architecture.vision_config.model_type=pixtral", "pixtral"),
+        ("model=tiny_qwen2_5_vl dataset.image_tiles=2", "dataset.image_tiles=2"),
+        (
+            "model=tiny_qwen2_5_vl dataset.image_height=60 dataset.image_width=56 "
+            "+model.architecture.vision_config.patch_size=14 +model.architecture.vision_config.spatial_merge_size=2",
+            "multiples of 28",
+        ),
+    ],
+)
+def test_images_that_a_model_cannot_take_are_refused_unless_it_runs_on_text(words: str, said: str) -> None:
+    assert said in refused(*words.split()).fact
+    allowed(*words.split(), "dataset.images=0")
+
+
+@pytest.mark.parametrize("words", ["dataset.image_height=64 dataset.image_width=64", "dataset.image_tiles=2"])
+def test_a_text_model_takes_no_settings_of_images(words: str) -> None:
+    error = refused("model=tiny", *words.split())
+    assert "qwen2 models run on text only" in error.fact
+    assert "llava" in error.remedy
+
+
+def test_images_that_every_family_takes_are_allowed() -> None:
+    for name in ("vlm", "deepseek_ocr2", "deepseek_vl", "gemma3", "got_ocr2", "internvl", "qwen2_5_vl", "qwen3_vl"):
+        allowed(f"model=tiny_{name}")
+    for name in ("deepseek_ocr2", "got_ocr2", "internvl"):
+        allowed(f"model=tiny_{name}", "dataset.image_tiles=2")
+    allowed("model=tiny_qwen2_5_vl", "dataset.image_height=56", "dataset.image_width=84")
+    allowed("model=tiny_vlm", "dataset.image_height=112", "dataset.image_width=112")
+
+
+def test_a_field_that_is_left_to_its_default_is_not_judged() -> None:
+    """The size of a CLIP encoder without `image_size` is known to transformers alone."""
+    unknown = ("model=tiny_vlm", "~model.architecture.vision_config.image_size")
+    allowed(*unknown, "dataset.image_height=64", "dataset.image_width=64")
+    assert "image_tiles" in refused(*unknown, "dataset.image_tiles=2").fact
+
+
 def test_a_folder_of_images_is_looked_at_first(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     words = ["model=tiny_vlm", "dataset=image_folder", f"dataset.path={tmp_path}"]
@@ -256,7 +300,8 @@ def test_a_size_that_is_not_certain_is_not_refused(machine: Any) -> None:
     allowed("model=llama3_70b")
     machine(cuda=None, memory=GIB // 1000)
     refused("model=tiny_vlm")
-    allowed("model=tiny_vlm", "model.architecture.vision_config.model_type=pixtral")  # no cost model of this encoder
+    # There is no cost model of this encoder, and it does not run with images.
+    allowed("model=tiny_vlm", "model.architecture.vision_config.model_type=pixtral", "dataset.images=0")
 
 
 def folder(path: Path, **fields: object) -> str:

@@ -73,6 +73,15 @@ def test_without_a_trace_the_budget_is_floor_and_rest() -> None:
     assert all("No more detail" in one.notes[0] for one in shown)
 
 
+def test_without_a_trace_and_without_peaks_the_missing_trace_is_the_reason() -> None:
+    skipped = Missing("the torch pass was skipped: the run ended before this pass")
+    shown = budget_of(run_analysis(trace=skipped, efficiency=Missing("no peak is known to compare with")))
+    assert isinstance(shown, Missing)
+    assert shown == skipped
+    nothing = replace(run_analysis(trace=skipped, efficiency=Missing("no iteration was measured")), stages=())
+    assert budget_of(nothing) == Missing("no iteration was measured")
+
+
 def test_findings_say_what_they_save_and_what_to_try() -> None:
     found = findings_of(full_analysis())
     assert not isinstance(found, Missing)

@@ -1,11 +1,13 @@
-"""The machine in the report."""
+"""What ran, and the machine, in the report."""
 
 from typing import Any
 
 import pytest
 
+from builders import clean_timings, rank_facts
+from llm_perf_opt.core.engine_records import RuntimeFacts
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.run_tables import environment_rows
+from llm_perf_opt.report.run_tables import environment_rows, what_ran
 
 UNMEASURED = Missing("nothing was measured")
 GPU = {
@@ -34,3 +36,32 @@ def test_nodes_cards_and_connections_have_rows() -> None:
 def test_what_is_not_a_list_of_facts_causes_no_error(odd: Any) -> None:
     rows = dict(environment_rows({"numa": odd, "gpus": odd if odd != [{}] else [], "gpu_connections": []}, UNMEASURED))
     assert "NUMA nodes" not in rows
+
+
+@pytest.mark.parametrize(
+    ("devices", "size", "said"),
+    [
+        (("cpu", "cpu"), 2, ", tensor parallel 2 (2 ranks share the CPU): "),
+        (("cpu",), 2, ", tensor parallel 2 (2 ranks share the CPU): "),  # interrupted
+        (("cuda:0", "cuda:1"), 2, ", tensor parallel 2 (2 GPUs): "),
+        (("cuda:0", "cuda:0"), 0, ", tensor parallel 2 (2 ranks share one GPU): "),  # of an older version
+        (("cuda:0", "cuda:1", "cuda:0", "cuda:1"), 4, ", tensor parallel 4 (4 ranks share 2 GPUs): "),
+        (("cuda:0",), 4, ", tensor parallel 4 (4 ranks): "),
+    ],
+)
+def test_what_ran_has_the_ranks_and_their_devices(devices: tuple[str, ...], size: int, said: str) -> None:
+    ranks = tuple(rank_facts(number, device, size=size) for number, device in enumerate(devices))
+    timings = clean_timings(ranks=ranks)
+    assert f"{timings.model.device_name}{said}" in what_ran(timings)
+
+
+def test_what_ran_has_the_devices_of_an_engine() -> None:
+    assert ", 2 devices: " in what_ran(clean_timings(runtime=RuntimeFacts("vllm", "0.32", "by step", devices=2)))
+    assert "device" not in what_ran(clean_timings(runtime=RuntimeFacts("vllm", "0.32", "by step")))
+    assert "tensor parallel" not in what_ran(clean_timings())
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, "1 thread in each of 4 ranks"), (2, "2 threads in each of 4 ranks")])
+def test_the_threads_of_each_rank_are_counted(threads: int, said: str) -> None:
+    timings = clean_timings(ranks=(rank_facts(0, "cpu", size=4),), threads=threads)
+    assert said in dict(environment_rows({}, timings))["Measured process"]

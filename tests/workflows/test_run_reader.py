@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from builders import clean_timings
 from command import llm_perf
 from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding
 from llm_perf_opt.core.records import CleanTimings, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.report.overview import overview_text
 from llm_perf_opt.traces import trace_cache
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.open_trace import read_trace
 from llm_perf_opt.workflows import advise, run_reader
+from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_reader import Damaged, RunReader, Untested
 from whole_runs import whole_run
 
@@ -126,6 +129,29 @@ def test_what_is_absent_says_why(tmp_path: Path) -> None:
     assert found.torch == Missing("the torch pass failed: It broke.")
     assert found.settings == {}
     assert found.damage is not None, "the pass is complete, and its times are gone"
+
+
+@pytest.mark.parametrize(
+    ("passes", "why"),
+    [
+        ({"torch": ("skipped", "The run ended before this pass.")}, "the torch pass was skipped: The run ended before this pass"),
+        ({"torch": ("complete", "")}, "the torch pass left no trace"),
+        ({"torch": ("failed", "It broke."), "nsys": ("skipped", "No nsys.")}, "It broke; the nsys pass was skipped: No nsys"),
+        ({}, "the run was made without a pass that leaves a trace (torch or nsys)"),
+    ],
+)
+def test_the_reason_for_no_trace_is_that_of_its_pass(tmp_path: Path, passes: dict[str, Any], why: str) -> None:
+    folder = whole_run(tmp_path / "run", traces=False)
+    manifest = folder.manifest()
+    kept = [entry for entry in manifest.passes if entry.name not in ("torch", "nsys")]
+    made = [PassRecord(name, status, why=reason) for name, (status, reason) in passes.items()]
+    write_record(folder.manifest_file, replace(manifest, passes=(*kept, *made)))
+    folder.ceilings_file.unlink()
+    write_record(folder.clean_file, clean_timings())  # on a CPU without known peaks
+    found = analyze(RunReader(folder))
+    assert isinstance(found.trace, Missing)
+    assert found.trace.why.endswith(why)
+    assert f"Where the time goes: n/a: {found.trace.why}"[:70] in overview_text(found)
 
 
 def test_what_is_damaged_costs_itself_only(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
+from builders import clean_timings, rank_facts
+from llm_perf_opt.analysis.rank_run import rank_run
+from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.warnings import WarningId
-from llm_perf_opt.workflows.run_warnings import partly_collected
+from llm_perf_opt.workflows.run_warnings import partly_collected, rank_warnings
 
 
 def manifest(*passes: str) -> Manifest:
@@ -47,3 +49,20 @@ def test_a_set_that_was_collected_in_part(passes: tuple[str, ...], sets: tuple[s
 )
 def test_settings_of_other_versions_cause_none(config: dict[str, Any]) -> None:
     assert partly_collected(manifest("clean"), config) == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "size", "shared"),
+    [
+        (("cpu", "cpu"), 2, "2 ranks on cpu"),
+        (("cpu",), 2, "2 ranks on cpu"),  # interrupted: the facts of one rank
+        (("cuda:0", "cuda:0"), 2, "2 ranks on cuda:0"),
+        (("cuda:0", "cuda:1"), 2, ""),
+        ((), 0, ""),
+    ],
+)
+def test_ranks_that_share_a_device_are_a_warning(devices: tuple[str, ...], size: int, shared: str) -> None:
+    ranks = tuple(rank_facts(number, device, size=size) for number, device in enumerate(devices))
+    found = rank_warnings(rank_run(clean_timings(ranks=ranks), Missing("no traces")))
+    assert [warning.id for warning in found] == ([WarningId.RANKS_SHARE_DEVICE] if shared else [])
+    assert all(shared in warning.text for warning in found)

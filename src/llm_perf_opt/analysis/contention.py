@@ -1,12 +1,14 @@
 """Whether the threads of the measured process competed for processors while they were measured."""
 
 from llm_perf_opt.core.host_records import HostLoad
+from llm_perf_opt.core.rank_records import rank_count
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.units import percentage
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 LEAST_DELAY = 0.05
 """Share of the time that the main thread, or the mean of the compute threads, waits for a processor: more causes a warning."""
+_NO_MEAN = Missing("threads that exchange results between the ranks waited too")
 
 
 def contention(timings: CleanTimings) -> RunWarning | None:
@@ -14,29 +16,59 @@ def contention(timings: CleanTimings) -> RunWarning | None:
     host = timings.host
     if host is None:
         return None
-    main, mean = host.main_delay_share, host.delay_share(max(timings.threads, 1))
-    if max((share for share in (main, mean) if not isinstance(share, Missing)), default=0.0) <= LEAST_DELAY:
+    mains = _main_shares(timings, host)
+    mean = _NO_MEAN if timings.ranks else host.delay_share(timings.threads)
+    if max([*mains, 0.0 if isinstance(mean, Missing) else mean]) <= LEAST_DELAY:
         return None
     words = (
-        f"{_waited(main, mean)}{_preempted(host)}. The run used {_count(timings.threads, 'thread')} on "
-        f"{_count(host.processors, 'processor')}{_others(host)}. The times are inflated. Stop other programs, or use fewer "
-        "threads (hardware.threads)"
+        f"{_waited(timings, mains, mean)}{_preempted(timings, host)}. The run used {_threads(timings)} on "
+        f"{_count(host.processors, 'processor')}{_others(host)}. The times are inflated. {_advice(timings, host)}."
     )
-    advice = "." if host.wait_policy == "passive" else " or threads that sleep while they wait (hardware.wait_policy=passive)."
-    return RunWarning(WarningId.CONTENDED_PROCESSORS, words + advice)
+    return RunWarning(WarningId.CONTENDED_PROCESSORS, words)
 
 
-def _waited(main: Maybe[float], mean: Maybe[float]) -> str:
-    shares = {"the main thread for {} of the time": main, "its compute threads for {} on average": mean}
-    known = [words.format(percentage(share, 0)) for words, share in shares.items() if not isinstance(share, Missing)]
-    return f"Threads of the measured process waited for processors during the repeats: {', '.join(known)}"
+def _main_shares(timings: CleanTimings, host: HostLoad) -> list[float]:
+    """Return the share of the time that the main thread of each process waited, as far as it is known."""
+    delays = [entry.main_delay_ns for entry in timings.ranks] if timings.ranks else [host.main_delay_ns]
+    known = [delay for delay in delays if not isinstance(delay, Missing)]
+    # The repeats of a rank may last a little longer than those of the first, whose time is recorded.
+    return [min(delay / host.wall_ns, 1.0) for delay in known if host.wall_ns]
 
 
-def _preempted(host: HostLoad) -> str:
+def _waited(timings: CleanTimings, mains: list[float], mean: Maybe[float]) -> str:
+    known = []
+    if mains:
+        low, high = percentage(min(mains), 0), percentage(max(mains), 0)
+        of = "" if not timings.ranks else " of a rank" if len(mains) > 1 else " of rank 0"
+        known.append(f"the main thread{of} for {high if low == high else f'{low} to {high}'} of the time")
+    if not isinstance(mean, Missing):
+        known.append(f"its compute threads for {percentage(mean, 0)} on average")
+    whose = "the ranks" if timings.ranks else "the measured process"
+    return f"Threads of {whose} waited for processors during the repeats: {', '.join(known)}"
+
+
+def _preempted(timings: CleanTimings, host: HostLoad) -> str:
     switches = host.involuntary_switches
     if isinstance(switches, Missing):
         return ""
-    return f"; threads were preempted {_count(round(switches / (host.wall_ns / 1e9)), 'time')} per second"
+    whose = "threads of rank 0" if timings.ranks else "threads"
+    return f"; {whose} were preempted {_count(round(switches / (host.wall_ns / 1e9)), 'time')} per second"
+
+
+def _threads(timings: CleanTimings) -> str:
+    each = f" in each of {rank_count(timings.ranks)} ranks" if timings.ranks else ""
+    return f"{_count(timings.threads, 'thread')}{each}"
+
+
+def _advice(timings: CleanTimings, host: HostLoad) -> str:
+    ways = ["Stop other programs"]
+    if timings.threads > 1:
+        ways.append("use fewer threads (hardware.threads)")
+        if host.wait_policy != "passive":
+            ways.append("use threads that sleep while they wait (hardware.wait_policy=passive)")
+    elif rank_count(timings.ranks) > host.processors:
+        ways.append("use fewer ranks (runtime.tensor_parallel)")
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
 
 
 def _count(number: int, word: str) -> str:

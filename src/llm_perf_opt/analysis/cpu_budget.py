@@ -106,12 +106,15 @@ def _divided(facts: CpuBudgetFacts, target_ns: int, problems: list[BudgetProblem
     if not any(corrected.values()):
         return {HostRow.PYTHON: target_ns}, {}
     apart = target_ns / explained_ns - 1 if explained_ns > 0 else float("inf")
+    unprofiled = "without waiting, the unprofiled pass" if target_ns < facts.wall_ns else "the unprofiled pass"
     if abs(apart) > _RECONCILED:
-        problems.append(_unreconciled(target_ns, explained_ns))
+        parts = "the profiler's cost and waiting" if profiled_waiting else "the profiler's cost"
+        problems.append(_unreconciled(f"the trace without {parts}", explained_ns, unprofiled, target_ns))
     else:
+        trace = "Without waiting, the trace" if profiled_waiting else "The trace"
         notes.append(
-            f"The trace ({duration(profiled_ns)}) minus the profiler's cost ({cost.how}) gives {duration(explained_ns)}; the "
-            f"unprofiled pass took {duration(target_ns)}. The rows are scaled by {1 + apart:.3f}."
+            f"{trace} ({duration(profiled_ns)}) minus the profiler's cost ({cost.how}) gives {duration(explained_ns)}; "
+            f"{unprofiled} took {duration(target_ns)}. The rows are scaled by {1 + apart:.3f}."
         )
     total_ns = target_ns if apart <= _RECONCILED else round(explained_ns * (1 + _RECONCILED))
     rows = _scaled(corrected, total_ns)
@@ -178,10 +181,10 @@ def _rest_in_overheads(rows: Rows, total_ns: int) -> Rows:
     return {**rows, **_scaled({row: max(rows.get(row, 0), 1) for row in overheads}, left)}
 
 
-def _unreconciled(target_ns: int, explained_ns: int) -> BudgetProblem:
+def _unreconciled(trace: str, explained_ns: int, unprofiled: str, target_ns: int) -> BudgetProblem:
     return BudgetProblem(
         "unreconciled",
-        f"the trace without the profiler's cost takes {duration(explained_ns)}, the unprofiled pass {duration(target_ns)} "
+        f"{trace} takes {duration(explained_ns)}; {unprofiled} takes {duration(target_ns)} "
         f"({percentage(abs(target_ns - explained_ns) / max(target_ns, 1))} apart): the machine was not equally fast in both",
     )
 

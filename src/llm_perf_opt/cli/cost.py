@@ -40,7 +40,10 @@ def cost(
     model_config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json, instead of model=.")] = None,
     batch: Annotated[str, typer.Option(help="Number of sequences; with --hardware, a list: 1,8,64.")] = "1",
     prompt: Annotated[str, typer.Option(help="Prompt tokens in prefill.")] = "2048",
-    context: Annotated[str, typer.Option(help="Cached tokens in the decode step; with --hardware, a list.")] = "2048",
+    context: Annotated[
+        str | None,
+        typer.Option(help="Cached tokens in the decode step; with --hardware, a list. Default: the prompt with its images."),
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="Dtype of the weights: bf16, fp16, fp32, fp8, int8, int4, fp4; with --hardware, a list.")
     ] = "bf16",

@@ -35,20 +35,20 @@ class HostLoad:
     wait_policy: Literal["default", "active", "passive"]
     """How OpenMP threads wait for work, as set in the environment of the process."""
 
-    @property
-    def main_delay_share(self) -> Maybe[float]:
-        """Share of the time covered that the main thread waited for a processor."""
-        main = self.main_delay_ns
-        if isinstance(main, Missing):
-            return main
-        return main / self.wall_ns if self.wall_ns else Missing("no time was covered")
-
     def delay_share(self, threads: int) -> Maybe[float]:
-        """Return the share of the time covered that a thread waited for a processor: the mean of those that compute."""
+        """Return the share of the time covered that a thread waited for a processor: the mean of those that compute.
+
+        The process also has threads that do not compute. Their delays are small, and included. If they are not, there is no mean.
+        """
         main, others = self.main_delay_ns, self.other_delay_ns
         if isinstance(main, Missing) or isinstance(others, Missing):
             return main if isinstance(main, Missing) else others
-        return (main + others) / (threads * self.wall_ns) if self.wall_ns else Missing("no time was covered")
+        if threads < 2:
+            return Missing("the main thread is the only thread that computes")
+        if not self.wall_ns:
+            return Missing("no time was covered")
+        mean = (main + others) / (threads * self.wall_ns)
+        return mean if mean <= 1 else Missing("threads that do not compute waited too")
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,18 @@ class RankFacts:
     process_rss_bytes: Maybe[int]
     main_delay_ns: Maybe[int]
     """Time during the repeats in which its main thread waited for a processor."""
+    size: int = 0
+    """Ranks of the run; 0 in records of older versions."""
+
+
+def rank_count(ranks: tuple[RankFacts, ...]) -> int:
+    """Return how many ranks the run had, even if the facts of some are unknown; 0 if it had one process."""
+    return max([len(ranks), *(entry.size for entry in ranks)])
 
 
 def sharing(ranks: tuple[RankFacts, ...]) -> dict[str, int]:
-    """Return the devices with more than one rank, and how many they have."""
+    """Return the devices that are known to have more than one rank, and how many they have."""
+    if ranks and ranks[0].device == "cpu":  # of which there is one, even if the facts of some ranks are unknown
+        return {"cpu": rank_count(ranks)} if rank_count(ranks) > 1 else {}
     devices = [entry.device for entry in ranks]
     return {device: devices.count(device) for device in dict.fromkeys(devices) if devices.count(device) > 1}

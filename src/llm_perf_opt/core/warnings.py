@@ -30,6 +30,8 @@ class WarningId(str, Enum):
     CONTENDED_PROCESSORS = "contended_processors"
     """Threads of the measured process waited for a processor."""
     SHARED_GPU = "shared_gpu"
+    RANKS_SHARE_DEVICE = "ranks_share_device"
+    """Ranks take turns on a device: the times are not those of one rank per device."""
     BUSY_GPU_BEFORE = "busy_gpu_before"
     WRONG_DEVICE_WATCHED = "wrong_device_watched"
     ONE_OF_SEVERAL_WATCHED = "one_of_several_watched"

@@ -1,5 +1,5 @@
 """Reject a request before a process is started: missing data, model, device, compiler or package, unknown engine arguments,
-CPUs that this process may not use, too many positions or too little memory.
+CPUs that this process may not use, images that the model cannot take, too many positions or too little memory.
 
 Only what would certainly fail is rejected; what needs torch is left to the measured process.
 """
@@ -29,7 +29,7 @@ from llm_perf_opt.runners.measure.device import TorchBuild, check_available, mos
 from llm_perf_opt.runners.measure.gpu import gpu_size
 from llm_perf_opt.runners.models import check_position_count, device_request, gib
 from llm_perf_opt.runners.tensor_parallel import check_heads
-from llm_perf_opt.runners.vision_families import FAMILIES, images_refused
+from llm_perf_opt.runners.vision_families import check_image_request, check_random_images
 from llm_perf_opt.traces.prometheus import read_prometheus
 from llm_perf_opt.workspace.data.images import check_images
 from llm_perf_opt.workspace.data.model_tree import model_folder
@@ -215,10 +215,10 @@ def _check_heads(fields: Mapping[str, Any], ranks: int) -> None:
 
 
 def _check_images(config: RunConfig, fields: Mapping[str, Any]) -> None:
-    """Raise if images are requested from a runtime that takes token ids only."""
-    seeing = str(fields.get("model_type")) in FAMILIES and config.dataset.images
-    if seeing and traits_of(config.runtime.type).steppable is False:
-        raise images_refused(config)
+    """Raise if the model or the runtime cannot take the requested images."""
+    if "model_type" in fields:
+        check_image_request(config, str(fields["model_type"]))
+        check_random_images(config, fields)
 
 
 def _least_prompt(config: RunConfig) -> int:

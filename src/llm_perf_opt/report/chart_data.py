@@ -135,10 +135,11 @@ def budget_of(analysis: RunAnalysis) -> Maybe[tuple[Waterfall, ...]]:
         places = {key: place + (place >= OTHER) for place, key in enumerate(sorted(keys, key=_known_order))}
         return tuple(_waterfall(table, places) for table in trace.budgets)
     why = trace.why or "the trace shows no device work in its stages"
-    return then(
+    made = then(
         coarse_waterfalls(analysis.efficiency),
-        lambda made: tuple(replace(item, notes=(f"No more detail of {item.stage}: {why}.",)) for item in made),
+        lambda found: tuple(replace(item, notes=(f"No more detail of {item.stage}: {why}.",)) for item in found),
     )
+    return known(made, Missing(why)) if analysis.stages else made  # a budget needs no peaks: without a trace, that is the reason
 
 
 _KNOWN = [key.value for key in BudgetKey]

@@ -129,7 +129,7 @@ def overview_text(analysis: RunAnalysis) -> str:
 
 
 def _what(analysis: RunAnalysis) -> list[str]:
-    return [] if isinstance(analysis.timings, Missing) else _wrapped(what_ran(analysis.timings), 3)
+    return [] if isinstance(analysis.timings, Missing) else _wrapped(what_ran(analysis.timings), 4)
 
 
 def _figure_lines(analysis: RunAnalysis) -> list[str]:

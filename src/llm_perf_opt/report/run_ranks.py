@@ -3,8 +3,8 @@
 from llm_perf_opt.analysis.rank_run import RankCost, RankRun
 from llm_perf_opt.analysis.ranks.document import RanksAnalysis
 from llm_perf_opt.analysis.stats import percentile
-from llm_perf_opt.core.rank_records import RankFacts
-from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.rank_records import RankFacts, rank_count, sharing
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.report.document import Block, Column, Paragraph, Section, Table, bullets, cell, count_cell, numbers, when_known
 from llm_perf_opt.report.ranks_document import rank_blocks
 from llm_perf_opt.report.text import duration, flops, mean_count, memory_size
@@ -19,6 +19,23 @@ _COLLECTIVES = (
     "Expected by the cost model and counted in the traces, in prefill and in each decode step. Sent is what a rank sends, if the "
     "ranks form a ring."
 )
+
+
+def split_words(timings: CleanTimings) -> str:
+    """Return how many ranks and devices share the model; empty for one process on one device."""
+    ranks, runtime = timings.ranks, timings.runtime
+    if not ranks:
+        return f", {runtime.devices} devices" if runtime is not None and runtime.devices > 1 else ""
+    number, devices, together = rank_count(ranks), {entry.device for entry in ranks}, sum(sharing(ranks).values())
+    if "cpu" in devices:
+        where = f"{number} ranks share the CPU"
+    elif len(ranks) < number:  # an interrupted run has the facts of one rank
+        where = f"{number} ranks"
+    elif together:
+        where = f"{number} ranks share {'one GPU' if len(devices) == 1 else f'{len(devices)} GPUs'}"
+    else:
+        where = f"{len(devices)} GPUs"
+    return f", tensor parallel {number} ({where})"
 
 
 def rank_sections(found: RankRun | None) -> list[Section]:

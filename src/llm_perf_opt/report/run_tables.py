@@ -10,10 +10,12 @@ from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.config.passes import sees_stages
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.host_records import HostLoad
+from llm_perf_opt.core.rank_records import rank_count
 from llm_perf_opt.core.records import CleanTimings, Maybe, Metric, Missing, ModelFacts, OperatorRow, StageTiming
 from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.report.document import Cell, Column, Table, cell, count_cell, name_cell, numbers
 from llm_perf_opt.report.kernel_tables import MOST_ROWS
+from llm_perf_opt.report.run_ranks import split_words
 from llm_perf_opt.report.text import (
     bounds,
     count,
@@ -39,8 +41,8 @@ def what_ran(timings: CleanTimings) -> str:
     prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
     weights = "" if model.weights is None else f", {model.weights.words}"
     return (
-        f"{model.name} ({count(model.parameters)} parameters, {model.dtype}{weights}) on {model.device_name}: "
-        f"batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
+        f"{model.name} ({count(model.parameters)} parameters, {model.dtype}{weights}) on {model.device_name}"
+        f"{split_words(timings)}: batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
         f"{model.cache} cache, compile {model.compile}, attention {model.attention}{_ran_by(timings)}."
     )
 
@@ -63,8 +65,9 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
     ]
     if not isinstance(timings, Missing):
         framework = ", ".join(f"{name} {version}" for name, version in timings.framework.items())
-        each = f" in each of {len(timings.ranks)} ranks" if timings.ranks else ""
-        rows.append(("Measured process", f"{framework}, {timings.threads} threads{each}{_host_words(timings.host)}"))
+        each = f" in each of {rank_count(timings.ranks)} ranks" if timings.ranks else ""
+        threads = f"{timings.threads} thread{'' if timings.threads == 1 else 's'}"
+        rows.append(("Measured process", f"{framework}, {threads}{each}{_host_words(timings.host)}"))
         rows += _runtime_rows(timings)
     return rows
 

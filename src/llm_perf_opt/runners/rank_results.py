@@ -56,6 +56,7 @@ def _facts(session: Session, meter: RankMeter, timings: CleanTimings) -> RankFac
         allocated_bytes=timings.memory.allocated_bytes,
         process_rss_bytes=timings.memory.process_rss_bytes,
         main_delay_ns=unknown if host is None else host.main_delay_ns,
+        size=group.size,
     )
 
 

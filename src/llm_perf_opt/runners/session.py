@@ -21,7 +21,7 @@ from llm_perf_opt.runners.measure.host_load import BusyBefore, OtherProcesses, s
 from llm_perf_opt.runners.measure.meter import Meter, RequestMeter
 from llm_perf_opt.runners.measure.rank_meter import RankMeter
 from llm_perf_opt.runners.rank_group import RankGroup
-from llm_perf_opt.runners.vision_families import default_substages, images_refused
+from llm_perf_opt.runners.vision_families import default_substages
 from llm_perf_opt.workspace.data.prompts import Prompts, repeated_prompt, synthetic_prompts, text_prompts
 from llm_perf_opt.workspace.data.recorded import recorded_prompts
 
@@ -176,17 +176,6 @@ def _prompts(
 
     images = request_images(config, architecture)
     dataset = config.dataset
-    if images is not None and dataset.kind == "recorded":
-        raise ConfigError(
-            f"dataset=recorded repeats token ids only, but {config.model.name} needs images.", "Choose another dataset."
-        )
-    if images is not None and traits_of(runtime.type).steppable is False:
-        raise images_refused(config)
-    if images is not None and ranks is not None:
-        raise ConfigError(
-            f"runtime.tensor_parallel={ranks.size}: prompts with images are not supported.",
-            "Set dataset.images=0, or use one rank.",
-        )
     if dataset.kind == "synthetic" or (dataset.kind == "image_folder" and dataset.prompt is None):
         check_size(runtime.prompt_tokens)  # before the ids are drawn: there may be billions
         prompts = synthetic_prompts(runtime.batch_size, runtime.prompt_tokens, vocabulary, dataset.seed)

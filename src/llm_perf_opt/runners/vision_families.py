@@ -5,10 +5,14 @@ The sizes follow from the model's configuration. They are those that the family'
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
-from llm_perf_opt.config.schema import RunConfig
+from llm_perf_opt.config.parallel import ranks_of
+from llm_perf_opt.config.runtimes import traits_of
+from llm_perf_opt.config.schema import DatasetConfig, RunConfig
 from llm_perf_opt.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -243,23 +247,71 @@ def default_substages(model_type: str) -> dict[str, str]:
 def layout_of(config: "PretrainedConfig", size: Size | None, tiles: int) -> ImageLayout:
     """Return how the model takes an image of this size, or raise if it cannot."""
     family = FAMILIES[str(config.model_type)]
+    if tiles and not family.tiled:
+        raise ConfigError(
+            f"dataset.image_tiles={tiles} has no effect on a {config.model_type} model, which does not cut images into tiles.",
+            "Use dataset.images=N for several images per prompt.",
+        )
     usual = family.default_size(config)
     if family.fixed and size is not None and size != usual:
         raise ConfigError(
             f"This {config.model_type} model takes images of {usual[0]} × {usual[1]} pixels only, not {size[0]} × {size[1]}.",
             "Leave out dataset.image_height and dataset.image_width.",
         )
-    if tiles and not family.tiled:
-        raise ConfigError(
-            f"dataset.image_tiles={tiles} has no effect on a {config.model_type} model, which does not cut images into tiles.",
-            "Use dataset.images=N for several images per prompt.",
-        )
     return family.layout(config, size or usual, tiles)
 
 
-def images_refused(config: RunConfig) -> ConfigError:
-    """Return the error for images that the runtime cannot take."""
-    return ConfigError(
-        f"runtime={config.runtime.type} accepts token ids only, not the images of {config.model.name}.",
-        "Use runtime=pytorch, or dataset.images=0 to run it on text only.",
-    )
+def image_size(dataset: DatasetConfig) -> Size | None:
+    """Return the requested size of an image; None for the default of the model."""
+    return None if dataset.image_height is None or dataset.image_width is None else (dataset.image_height, dataset.image_width)
+
+
+def check_image_request(config: RunConfig, model_type: str) -> None:
+    """Raise if the model takes no images and they are requested, or if other settings of the request exclude its images."""
+    dataset, runtime = config.dataset, config.runtime
+    if model_type not in FAMILIES:
+        _refuse_images(dataset, model_type)
+        return
+    if not dataset.images:
+        return
+    text_only = "dataset.images=0 to run the model on text only."
+    if dataset.kind == "recorded":
+        fact = f"dataset=recorded repeats token ids only, but {config.model.name} needs images."
+        raise ConfigError(fact, "Choose another dataset.")
+    if traits_of(runtime.type).steppable is False:
+        fact = f"runtime={runtime.type} accepts token ids only, not the images of {config.model.name}."
+        raise ConfigError(fact, f"Use runtime=pytorch, or {text_only}")
+    if ranks_of(config) > 1:
+        fact = f"runtime.tensor_parallel={ranks_of(config)}: prompts with images are not supported."
+        raise ConfigError(fact, f"Use runtime.tensor_parallel=1, or {text_only}")
+    if runtime.quantization != "none":
+        fact = f"runtime.quantization={runtime.quantization} does not support images: it would also quantize the encoders."
+        raise ConfigError(fact, f"Use runtime.quantization=none, or {text_only}")
+
+
+def check_random_images(config: RunConfig, fields: Mapping[str, Any]) -> None:
+    """Raise if the model cannot take random images of the requested size or tiles, as far as its configuration shows that.
+
+    A field that the configuration leaves to transformers' default is not known here; the measured process checks it.
+    """
+    dataset = config.dataset
+    if str(fields.get("model_type")) not in FAMILIES or not dataset.images or dataset.kind == "image_folder":
+        return
+    with suppress(AttributeError, TypeError, ValueError, ZeroDivisionError):
+        layout_of(_attributes(fields), image_size(dataset), dataset.image_tiles)
+
+
+def _attributes(value: Any) -> Any:
+    """Return the fields of a configuration as attributes, as transformers has them."""
+    return SimpleNamespace(**{str(key): _attributes(one) for key, one in value.items()}) if isinstance(value, Mapping) else value
+
+
+def _refuse_images(dataset: DatasetConfig, model_type: str) -> None:
+    """Raise for settings of images that a text model would ignore."""
+    given = [name for name in ("image_height", "image_tiles") if getattr(dataset, name)]
+    wrong = f"dataset={dataset.name}" if dataset.kind == "image_folder" else f"dataset.{given[0]}" if given else ""
+    if wrong:
+        raise ConfigError(
+            f"{wrong} needs a vision-language model; {model_type} models run on text only.",
+            f"Families that take images: {', '.join(FAMILIES)}.",
+        )

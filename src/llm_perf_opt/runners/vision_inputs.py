@@ -12,7 +12,15 @@ from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.host import available_memory_bytes
 from llm_perf_opt.core.vision_records import VisionInput
 from llm_perf_opt.runners.models import gib
-from llm_perf_opt.runners.vision_families import FAMILIES, ImageLayout, Size, family_of, layout_of
+from llm_perf_opt.runners.vision_families import (
+    FAMILIES,
+    ImageLayout,
+    Size,
+    check_image_request,
+    family_of,
+    image_size,
+    layout_of,
+)
 from llm_perf_opt.workspace.data.images import FolderImage, open_folder, read_pixels, resized
 from llm_perf_opt.workspace.data.model_tree import model_folder
 from llm_perf_opt.workspace.data.prompts import ImageTokens, PromptImages, Prompts
@@ -53,39 +61,17 @@ class RequestImages:
 def request_images(config: RunConfig, architecture: "PretrainedConfig") -> RequestImages | None:
     """Return the images of the batch; None for a text model, or if no images are requested."""
     dataset, batch_size = config.dataset, config.runtime.batch_size
-    if family_of(architecture) is None:
-        _refuse_images(dataset, str(architecture.model_type))
+    check_image_request(config, str(architecture.model_type))
+    if family_of(architecture) is None or not dataset.images:
         return None
-    if not dataset.images:
-        return None
-    if config.runtime.quantization != "none":
-        raise ConfigError(
-            f"runtime.quantization={config.runtime.quantization} does not support images: it would also quantize the encoders.",
-            "Use runtime.quantization=none, or dataset.images=0 to run the model on text only.",
-        )
     number = batch_size * dataset.images
     if dataset.kind == "image_folder":
         return _from_folder(dataset, config.model, architecture, number, batch_size)
-    layout = layout_of(architecture, _size(dataset), dataset.image_tiles)
+    layout = layout_of(architecture, image_size(dataset), dataset.image_tiles)
     shapes = {name: (number * rows, *rest) for name, (rows, *rest) in layout.shapes.items()}
     source = f"random pixels, seed {dataset.seed}"
     record = VisionInput(number, shapes, layout.grids * number, (), source, (layout.tiles,) * number if layout.tiles else ())
     return _request([layout] * number, record, architecture, batch_size, dataset)
-
-
-def _refuse_images(dataset: DatasetConfig, model_type: str) -> None:
-    """Raise for settings of images that a text model would ignore."""
-    given = [name for name in ("image_height", "image_tiles") if getattr(dataset, name)]
-    wrong = f"dataset={dataset.name}" if dataset.kind == "image_folder" else f"dataset.{given[0]}" if given else ""
-    if wrong:
-        raise ConfigError(
-            f"{wrong} needs a vision-language model; {model_type} models run on text only.",
-            f"Families that take images: {', '.join(FAMILIES)}.",
-        )
-
-
-def _size(dataset: DatasetConfig) -> Size | None:
-    return None if dataset.image_height is None or dataset.image_width is None else (dataset.image_height, dataset.image_width)
 
 
 def _request(
@@ -128,7 +114,7 @@ def _from_folder(
 ) -> RequestImages:
     folder = open_folder(dataset)
     chosen = folder.choose(min(dataset.image_count or number, number), dataset.seed)
-    prepared = _Preparation(architecture, model, _size(dataset))
+    prepared = _Preparation(architecture, model, image_size(dataset))
     unique = _all_prepared(prepared, chosen, number)
     order = [index % len(unique) for index in range(number)]
     layouts = [unique[index].layout for index in order]

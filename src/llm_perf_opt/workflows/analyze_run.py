@@ -47,6 +47,7 @@ from llm_perf_opt.workflows.run_warnings import (
     counter_warnings,
     missing_gpu_metrics,
     partly_collected,
+    rank_warnings,
     run_warnings,
     shape_warnings,
 )
@@ -106,6 +107,7 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
         overheads=costs,
         warnings=(
             *run_warnings(run.manifest, timings, stages, summary),
+            *rank_warnings(ranks),
             *shape_warnings(config),
             *odd_config,
             *odd_env,
@@ -318,7 +320,15 @@ def _trace(run: RunReader, facts: RunFacts) -> Maybe[TraceAnalysis]:
         if found.complete:
             return _with_metrics(found, run)
         incomplete = incomplete or found
-    return incomplete or Missing("; ".join(why) or "neither its torch pass nor its nsys pass left a trace")
+    return incomplete or Missing("; ".join(why) or _no_trace(run))
+
+
+def _no_trace(run: RunReader) -> str:
+    """Return why no pass left a trace."""
+    entries = [entry for name in trace_files(run.folder) if (entry := run.manifest.pass_named(name)) is not None]
+    words = [f"{entry.outcome}: {entry.why}".rstrip(".") if entry.why else "left no trace" for entry in entries]
+    found = "; ".join(f"the {entry.name} pass {what}" for entry, what in zip(entries, words, strict=True))
+    return found or "the run was made without a pass that leaves a trace (torch or nsys)"
 
 
 def _of_all_ranks(trace: Maybe[TraceAnalysis], ranks: RankRun | None) -> Maybe[TraceAnalysis]:

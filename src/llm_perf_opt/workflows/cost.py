@@ -36,7 +36,8 @@ class CostRequest:
     config_dir: Path | None
     batch: str
     prompt: str
-    context: str
+    context: str | None
+    """None: the whole prompt, with its images."""
     dtype: str
     kv_dtype: str
     mla: str | None
@@ -94,10 +95,9 @@ def estimate_cost(request: CostRequest) -> CostResult:
     name, fields = _named_architecture(request)
     architecture = architecture_of(fields, decoder_only=request.decoder_only)
     images = _image_prompt(request, vision_of(fields) if architecture.vision_params else None)
-    batches, prompts, contexts = (
-        _numbers(name, text)
-        for name, text in (("batch", request.batch), ("prompt", request.prompt), ("context", request.context))
-    )
+    batches, prompts = _numbers("batch", request.batch), _numbers("prompt", request.prompt)
+    added = images.tokens if images else 0
+    contexts = [prompt + added for prompt in prompts] if request.context is None else _numbers("context", request.context)
     formats = [_formats(dtype, request) for dtype in _words("dtype", request.dtype)]
     _check_effect(request, architecture)
     single = len(batches) == len(prompts) == len(contexts) == len(formats) == 1

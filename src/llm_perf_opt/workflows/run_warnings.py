@@ -6,6 +6,7 @@ from typing import Any
 from llm_perf_opt.analysis.contention import contention
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.limits.hardware import shared_words
+from llm_perf_opt.analysis.rank_run import RankRun
 from llm_perf_opt.analysis.separable import steps_unavailable
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
@@ -41,6 +42,11 @@ def missing_gpu_metrics(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list
     why = "the driver may not allow this user to sample, or another program is sampling; see the log of the nsys pass"
     words = f"nsys was requested to sample GPU metrics, but took no sample while the GPU was working: {why}."
     return [RunWarning(WarningId.NO_GPU_METRICS, words)] if requested else []
+
+
+def rank_warnings(ranks: RankRun | None) -> list[RunWarning]:
+    """Return a warning if ranks share a device."""
+    return [RunWarning(WarningId.RANKS_SHARE_DEVICE, ranks.shared)] if ranks is not None and ranks.shared else []
 
 
 def shape_warnings(config: Mapping[str, Any]) -> list[RunWarning]:

@@ -351,6 +351,19 @@ def test_what_was_measured_beside_a_busy_neighbor_is_not_kept(
     assert ceilings.load_or_measure(CPU, False).ceilings == good.ceilings
 
 
+@pytest.mark.parametrize(("loads", "said"), [((1.70, 1.54), "used 1.54 to 1.70 CPUs"), ((0.97, 0.97), "used 0.97 CPUs")])
+def test_a_load_that_disturbed_both_measurements_is_one_doubt(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, counted: list[float], loads: tuple[float, float], said: str
+) -> None:
+    monkeypatch.setattr(ceiling_model, "model_quantities", lambda _, device, room: ceiling_cpu.cpu_quantities(device, room))
+    rest = iter(loads)
+    monkeypatch.setattr(host_load.OtherProcesses, "cpus", lambda _: next(rest))
+    found = ceilings.load_or_measure(CPU, True, model=MODEL)
+    assert len(found.doubts) == len(found.notes) == 1
+    assert said in found.doubts[0]
+    assert said in found.notes[0]
+
+
 def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for given in ("", "relative/path"):

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 import time
 import warnings
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 BUDGET_S = {"cuda": 9.0, "cpu": 3.0}
 """Default measuring time, without loading the framework and filling memory."""
+_BUSY_CPUS = re.compile(r"(?<=other processes used )\d+\.\d+(?= CPUs)")
 _PATIENCE_S = 45.0
 """How long another process may take to measure; after that, this one measures at the same time."""
 MODEL_SHARE = 0.4
@@ -120,8 +122,21 @@ def _joined(device: FoundCeilings, model: FoundCeilings) -> FoundCeilings:
         conditions=tuple(dict.fromkeys((*first.conditions, *second.conditions))),
         model=second.model,
     )
-    notes, doubts = (tuple(dict.fromkeys(both)) for both in ((*device.notes, *model.notes), (*device.doubts, *model.doubts)))
+    notes, doubts = (_distinct(both) for both in ((*device.notes, *model.notes), (*device.doubts, *model.doubts)))
     return FoundCeilings(ceilings, device.cached and model.cached, device.cache_file, notes, doubts)
+
+
+def _distinct(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return each text once; those that differ only in the load by other processes become one, with the range."""
+    found: dict[str, list[float]] = {}
+    for text in texts:
+        found.setdefault(_BUSY_CPUS.sub("\0", text), []).extend(float(number) for number in _BUSY_CPUS.findall(text))
+    return tuple(text.replace("\0", _between(loads)) if loads else text for text, loads in found.items())
+
+
+def _between(loads: Sequence[float]) -> str:
+    low, high = f"{min(loads):.2f}", f"{max(loads):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _load_or_measure(
