@@ -214,3 +214,8 @@ def is_sweep(path: Path) -> bool:
 def resume_command(folder: SweepFolder) -> str:
     """Return the command that resumes a sweep, as it can be pasted."""
     return f"llm-perf run --resume {shlex.quote(str(folder.path))}"
+
+
+def resume_hint(folder: SweepFolder) -> str:
+    """Return the remedy after an interrupt."""
+    return f"`{resume_command(folder)}` runs the points that are not complete and writes missing reports."
