@@ -13,6 +13,7 @@ from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.profiling import capture as room
+from llm_perf_opt.profiling.passes import closed
 
 ASKED = ["profiling=stage2", "profiling.clean=false", "profiling.torch.enable=false"]
 
@@ -54,8 +55,6 @@ def test_an_interruption_ends_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_interruption_while_a_run_is_closed_waits_until_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = room.closed
-
     def pressed(passes: tuple[PassRecord, ...]) -> tuple[PassRecord, ...]:
         signal.raise_signal(signal.SIGINT)
         return closed(passes)
