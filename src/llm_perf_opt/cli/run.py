@@ -234,6 +234,8 @@ def _sweep(
         if dry_run:
             print_json([point.overrides for point in planned.points]) if as_json else _print_points(planned)
             return
+        if not plan:
+            _require_launcher(planned.launcher)
         folder = begin_sweep(planned, command_line(), config_dir)
         if plan:
             _print_plan_of_sweep(folder, as_json)
@@ -279,20 +281,37 @@ def _print_plan_of_sweep(folder: "SweepFolder", as_json: bool) -> None:
 def _launched(folder: "SweepFolder", launcher: "LauncherConfig", run_one: "RunOne", *, quiet: bool) -> LlmPerfError | None:
     """Run the points that are left where the launcher says."""
     from llm_perf_opt.workflows.sweep import gpus_of_points, run_sweep
+    from llm_perf_opt.workflows.sweep_folder import resume_command
 
     def say(line: str) -> None:
         if not quiet:
             print(line, file=sys.stderr)
 
+    if launcher.type == "local":
+        return run_sweep(folder, run_one)
+    from llm_perf_opt.workflows.clusters.ray_tasks import run_on_ray
+    from llm_perf_opt.workflows.clusters.slurm import run_on_slurm
+
+    submit = run_on_slurm if launcher.type == "slurm" else run_on_ray
+    try:
+        return submit(folder, launcher, gpus_of_points(folder, launcher), say)
+    except LlmPerfError as error:
+        again = resume_command(folder)
+        if again in error.remedy:
+            raise
+        raise type(error)(error.fact, f"{error.remedy} The sweep is planned; `{again}` submits it.".lstrip()) from error
+
+
+def _require_launcher(launcher: "LauncherConfig") -> None:
+    """Raise ResourceError if a cluster cannot be used from this machine, before the sweep has a folder."""
     if launcher.type == "slurm":
-        from llm_perf_opt.workflows.clusters.slurm import run_on_slurm
+        from llm_perf_opt.workflows.clusters.slurm import require_slurm
 
-        return run_on_slurm(folder, launcher, gpus_of_points(folder, launcher), say)
-    if launcher.type == "ray":
-        from llm_perf_opt.workflows.clusters.ray_tasks import run_on_ray
+        require_slurm()
+    elif launcher.type == "ray":
+        from llm_perf_opt.workflows.clusters.ray_tasks import require_ray
 
-        return run_on_ray(folder, launcher, gpus_of_points(folder, launcher), say)
-    return run_sweep(folder, run_one)
+        require_ray()
 
 
 def _images(folder: "RunFolder", analysis: "RunAnalysis | None") -> "Maybe[list[Path]]":
