@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from builders import manifest, run_analysis
+from builders import clean_timings, manifest, run_analysis
 from command import HANG_S
 from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.advise import advise
 from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Preempted, Terminated
-from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
 
@@ -133,6 +133,103 @@ def test_a_closed_terminal_ends_the_trying_of_findings(monkeypatch: pytest.Monke
     monkeypatch.setattr("llm_perf_opt.workflows.advise.verify", tried)
     with pytest.raises(HungUp):
         advise(tmp_path, verify=True, top=1, quiet=True)
+
+
+def captured(composed: Composed, *_: Any) -> tuple[RunFolder, LlmPerfError | None]:
+    """A capture that completes."""
+    run = RunFolder.create(composed.run_dir)
+    run.write_manifest(manifest(status="complete"))
+    write_record(run.clean_file, clean_timings())
+    return run, None
+
+
+def pressed(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_of_the_report_says_how_to_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
+    monkeypatch.setattr("llm_perf_opt.workflows.analyze_run.report_run", pressed)
+    place = tmp_path / "a run"
+    with pytest.raises(Interrupted) as caught:
+        verb.run([f"hydra.run.dir='{place}'"], quiet=True, as_json=True)
+    assert caught.value.fact == "Interrupted while the report was written."
+    assert caught.value.remedy == f"`llm-perf report '{place}'` writes it."
+    assert json.loads(capsys.readouterr().out)["status"] == "complete"
+
+
+def test_an_interrupt_of_the_images_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
+    monkeypatch.setattr("llm_perf_opt.workflows.images.draw_images", pressed)
+    with pytest.raises(Interrupted, match="while the report was written"):
+        verb.run([f"hydra.run.dir={tmp_path / 'run'}"], quiet=True)
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_signal_during_the_report_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
+    monkeypatch.setattr("llm_perf_opt.workflows.analyze_run.report_run", lambda _: signalled(signal.SIGTERM))
+    with pytest.raises(Terminated) as caught:
+        verb.run([f"hydra.run.dir={tmp_path / 'run'}"], quiet=True)
+    assert caught.value.fact == "Ended by SIGTERM. The report was not written."
+
+
+def test_resuming_a_sweep_writes_the_report_that_an_interrupt_prevented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
+    monkeypatch.setattr("llm_perf_opt.workflows.sweep.require_same_hardware", lambda *_: None)
+    sweep = tmp_path / "sweep"
+    with monkeypatch.context() as during:
+        during.setattr("llm_perf_opt.workflows.analyze_run.report_run", pressed)
+        with pytest.raises(Interrupted) as caught:
+            verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={sweep}"], multirun=True, quiet=True)
+    assert caught.value.fact == "Interrupted while the report was written."
+    assert f"llm-perf run --resume {sweep}" in caught.value.remedy
+    assert [point.status for point in SweepFolder(sweep).points()] == ["complete", "pending"]
+    assert (sweep / "sweep.html").exists()
+    assert not (sweep / "000" / "report.html").exists()
+    verb.run(resume=sweep, quiet=True)
+    assert [point.folder for point in SweepFolder(sweep).points()] == ["000", "001"], "the first was not measured again"
+    assert (sweep / "000" / "report.html").exists()
+
+
+def test_an_interrupt_of_the_page_of_a_sweep_names_the_way_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
+    monkeypatch.setattr("llm_perf_opt.workflows.sweep.report_sweep", pressed)
+    with pytest.raises(Interrupted, match="Interrupted") as caught:
+        verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'sweep'}"], multirun=True, quiet=True)
+    assert f"llm-perf run --resume {tmp_path / 'sweep'}" in caught.value.remedy
+
+
+def test_ctrl_c_outside_a_pass_is_not_silent() -> None:
+    with pytest.raises(Interrupted) as caught, graceful_exit():
+        pressed()
+    assert (caught.value.fact, caught.value.exit_code) == ("Interrupted.", 130)
+
+
+def test_an_interrupt_while_a_module_is_imported_ends_with_the_code_of_the_command(tmp_path: Path) -> None:
+    """Python marks an interrupt of a string in `exec` as unhandled, and would end by the signal."""
+    code = """
+import signal
+from llm_perf_opt.cli import app
+
+def imported():
+    try:
+        exec("signal.raise_signal(signal.SIGINT)")
+    except KeyboardInterrupt:
+        raise SystemExit(130)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+app._main = imported
+app.main()
+"""
+    (tmp_path / "interrupted.py").write_text(code)
+    paths = os.pathsep.join(filter(None, (str(tmp_path), *sys.path)))
+    ended = subprocess.run(
+        [sys.executable, "-m", "interrupted"], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (130, "")
 
 
 @pytest.mark.slow

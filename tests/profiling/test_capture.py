@@ -1,5 +1,6 @@
 """A failed pass does not affect the others."""
 
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from llm_perf_opt.cli.progress import progress_for
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.profiling import capture as room
+from llm_perf_opt.profiling.passes import closed
 
 ASKED = ["profiling=stage2", "profiling.clean=false", "profiling.torch.enable=false"]
 
@@ -49,3 +52,20 @@ def test_an_interruption_ends_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
         _, error = room.capture(compose([*ASKED, f"hydra.run.dir={tmp_path / 'run'}"]), ["llm-perf"], progress)
     assert began == []
     assert isinstance(error, Interrupted)
+
+
+def test_an_interruption_while_a_run_is_closed_waits_until_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(passes: tuple[PassRecord, ...]) -> tuple[PassRecord, ...]:
+        signal.raise_signal(signal.SIGINT)
+        return closed(passes)
+
+    monkeypatch.setattr(room, "closed", pressed)
+    launched_by(monkeypatch, {"nsys": lambda _: None, "ncu_selftest": lambda _: None})
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with progress_for(quiet=True) as progress:
+            folder, error = room.capture(compose([*ASKED, f"hydra.run.dir={tmp_path / 'run'}"]), ["llm-perf"], progress)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert isinstance(error, Interrupted)
+    assert folder.manifest().why != "The run has not ended."

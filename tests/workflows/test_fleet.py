@@ -12,12 +12,14 @@ import pytest
 from command import llm_perf
 from fleets import ENVIRONMENT, Made, made_run, timings_of
 from llm_perf_opt.analysis.fleet import Fleet, FleetRun
+from llm_perf_opt.cli.runs import runs
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.workflows import fleet_index, fleet_reading
 from llm_perf_opt.workflows.compare import compare_runs
 from llm_perf_opt.workflows.fleet import Filters, find_fleet, parse_since, view_fleet
+from unreadable import locked
 
 OLD, NEW = "b" * 40, "a" * 40
 """By name, the new commit comes first."""
@@ -302,6 +304,31 @@ def test_odd_names_and_links(tmp_path: Path) -> None:
     )
     assert len(view(tmp_path).runs) == 1
     assert len(view(tmp_path).runs) == 1
+
+
+@pytest.mark.parametrize("place", ["bad", "bad/raw", "bad/run.json"])
+def test_a_run_that_is_not_readable_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    for name in ("bad", "good"):
+        made_run(tmp_path / name)
+    with monkeypatch.context() as during:
+        locked(during, tmp_path / place)
+        (bad,) = view(tmp_path, status="not readable").runs
+        assert bad.path == "bad"
+        assert "Permission denied" in bad.why
+        assert bad.unranked.startswith("not readable: ")
+        runs(tmp_path, best=True)
+        assert "warning: bad is not readable: " in capsys.readouterr().err
+        runs(tmp_path, html="")
+        assert "not readable" in (tmp_path / "index.html").read_text()
+    assert {run.status for run in view(tmp_path).runs} == {"complete"}, "read again when it can be"
+
+
+def test_one_run_is_not_called_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made_run(tmp_path / "00")
+    runs(tmp_path, html="")
+    assert capsys.readouterr().out.startswith("1 run: ")
 
 
 # --- the command --------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from llm_perf_opt.workflows.compressing import compress_file, compressible
 from llm_perf_opt.workflows.housekeeping import Cleanup, Step, carry_out, parse_age, plan_cleanup
 from llm_perf_opt.workflows.run_listing import find_runs
 from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
+from unreadable import locked
 from whole_runs import whole_run
 
 NOW = datetime(2026, 2, 1, tzinfo=timezone.utc)
@@ -81,6 +82,14 @@ def test_the_newest_stay_and_age_counts(runs: Path) -> None:
     step = plan(runs, keep=3)["day1"]
     assert step.frees == step.bytes == sum(path.stat().st_size for path in Path(step.path).rglob("*") if path.is_file())
     assert sorted(runs.rglob("*")) == before, "a plan changes nothing"
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_run_that_is_not_readable_stays_with_the_reason(runs: Path, monkeypatch: pytest.MonkeyPatch, compress: bool) -> None:
+    locked(monkeypatch, runs / "exp" / "model1" / "day1")
+    step = plan(runs, keep=0, compress=compress)["day1"]
+    assert step.action == "keep"
+    assert "Permission denied" in step.why
 
 
 def test_what_was_planned_is_removed_and_nothing_else(runs: Path) -> None:

@@ -17,6 +17,7 @@ from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.workflows import run_reader
 from llm_perf_opt.workflows.run_listing import list_runs
 from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
+from unreadable import locked
 
 
 def made(path: Path, created: str, model: str = "tiny", experiment: str = "one", status: RunStatus = "complete") -> RunFolder:
@@ -172,7 +173,7 @@ def test_a_sweep_with_a_damaged_point_is_not_complete(tmp_path: Path) -> None:
     RunFolder(sweep.point_folder(1)).clean_file.write_text("{")
     (row,) = list_runs(tmp_path).rows
     assert row.status == "partial"
-    assert row.why.startswith("1 points are complete, 1 damaged: ")
+    assert row.why.startswith("1 point is complete, 1 damaged: ")
     assert list_runs(tmp_path, status="complete").rows == ()
 
 
@@ -210,6 +211,58 @@ def test_a_sweep_is_one_row_and_its_runs_are_listed_inside_it(tmp_path: Path) ->
     assert [one.kind for one in list_runs(sweep).rows] == ["run", "run"]
     SweepFolder(sweep).sweep_file.write_text("{")
     assert list_runs(tmp_path).rows[0].status == "damaged"
+
+
+def planned(path: Path, *swept: str) -> None:
+    """A sweep none of whose points has started."""
+    path.mkdir(parents=True)
+    points = tuple(PlannedPoint((text,), (text,)) for text in swept) or (PlannedPoint((), ()),)
+    SweepFolder(path).write(Sweep(SCHEMA, "0", day(1), ("llm-perf", "run"), None, points))
+
+
+def test_a_sweep_that_was_only_planned_has_not_failed(tmp_path: Path) -> None:
+    planned(tmp_path / "two", "runtime.batch_size=1", "runtime.batch_size=2")
+    planned(tmp_path / "one")
+    one, two = sorted(list_runs(tmp_path).rows, key=lambda row: row.workload)
+    assert (two.status, two.why, two.workload) == ("planned", "no point has started", "2 points over runtime.batch_size")
+    assert (one.status, one.workload) == ("planned", "1 point")
+    assert len(list_runs(tmp_path, status="planned").rows) == 2
+    assert list_runs(tmp_path, status="failed").rows == ()
+
+
+def test_the_times_of_a_clean_pass_that_was_ended_are_shown(tmp_path: Path) -> None:
+    folder = measured(tmp_path / "1", day(1))
+    folder.write_manifest(Manifest(SCHEMA, "0", "partial", day(1), ("x",), why="Interrupted."))
+    folder.update_pass(PassRecord("clean", "failed", why="Interrupted."))
+    (row,) = list_runs(tmp_path).rows
+    assert (row.status, row.why, row.ttft_ns, row.tpot_ns) == ("partial", "Interrupted.", 100e6, 20e6)
+
+
+@pytest.mark.parametrize("place", ["bad", "bad/raw", "bad/run.json"])
+def test_a_run_that_is_not_readable_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    measured(tmp_path / "good", day(2))
+    measured(tmp_path / "bad", day(1))
+    locked(monkeypatch, tmp_path / place)
+    rows = {Path(row.path).name: row for row in list_runs(tmp_path).rows}
+    assert rows["good"].status == "complete"
+    assert rows["bad"].status == "not readable"
+    assert "Permission denied" in rows["bad"].why
+    assert [row.path for row in list_runs(tmp_path, status="not readable").rows] == [str(tmp_path / "bad")]
+    assert len(list_runs(tmp_path, model="tiny").rows) >= 1
+
+
+def test_a_sweep_with_a_point_that_is_not_readable_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(tmp_path / "sweep", "runtime.batch_size=1", "runtime.batch_size=2")
+    for name in ("000", "001"):
+        measured(tmp_path / "sweep" / name, day(1))
+    with monkeypatch.context() as during:
+        locked(during, tmp_path / "sweep" / "001")
+        (row,) = list_runs(tmp_path).rows
+    assert (row.kind, row.model, row.status, row.why) == ("sweep", "tiny", "partial", "1 of 2 points are complete")
+    locked(monkeypatch, tmp_path / "sweep" / "001" / "raw")
+    (row,) = list_runs(tmp_path).rows
+    assert (row.kind, row.model, row.status) == ("sweep", "tiny", "not readable")
+    assert "001" in row.why
 
 
 def test_of_thousands_only_those_shown_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from llm_perf_opt.cli import (
     tune,
 )
 from llm_perf_opt.cli.shared import WithCompletion, WithOverrides, debugging
+from llm_perf_opt.cli.signals import forget_interrupt
 from llm_perf_opt.core.errors import LlmPerfError, file_error
 from llm_perf_opt.core.terminal import indented, safe_streams
 
@@ -98,8 +99,11 @@ app.add_typer(model.app)
 
 def main() -> None:
     """Run a verb. Every error becomes one message and an exit code; all output is safe to show in a terminal."""
-    with safe_streams():
-        _main()
+    try:
+        with safe_streams():
+            _main()
+    finally:
+        forget_interrupt()
 
 
 @functools.cache

@@ -96,7 +96,7 @@ def complete_runtime(incomplete: str) -> list[str]:
 
 def complete_status(incomplete: str) -> list[str]:
     """Complete the status of a run."""
-    return [name for name in ("complete", "partial", "failed", "damaged") if name.startswith(incomplete)]
+    return [name for name in ("complete", "partial", "failed", "damaged", "planned") if name.startswith(incomplete)]
 
 
 def _plain(candidates: Iterable[str]) -> list[str]:

@@ -9,7 +9,8 @@ import typer
 
 from llm_perf_opt.cli.outcome import print_program
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, raise_if
-from llm_perf_opt.cli.signals import graceful_exit
+from llm_perf_opt.cli.signals import graceful_exit, unreported
+from llm_perf_opt.core.errors import Interrupted
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.program import ExecRequest
@@ -100,7 +101,10 @@ def exec_program(
     with graceful_exit():
         with progress_for(quiet) as progress:
             error = capture_program(request, folder, command_line(), progress)
-        print_program(folder, report_program(RunReader(folder)), as_json)
+        try:
+            print_program(folder, report_program(RunReader(folder)), as_json)
+        except (KeyboardInterrupt, Interrupted) as stopped:
+            raise unreported(stopped, folder.path) from stopped
         raise_if(error)
 
 

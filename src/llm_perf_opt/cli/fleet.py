@@ -19,6 +19,7 @@ _WORTH_A_NOTE = 200
 """Runs that take more than a second to read."""
 PAGE = "index.html"
 _LONGEST_WHY = 60
+_MOST_NAMED = 10
 
 
 def show_fleet(
@@ -48,6 +49,7 @@ def show_fleet(
     if not views:
         _print_runs(runs, len(index.runs), folder, _ROWS if limit is None else limit, as_json)
         return
+    _print_unreadable([entry.run for entry in index.runs.values()])
     found = view_fleet(index, runs, key, filters, compared=bool(views & {"regressions", "html"}), page=page)
     if page is not None:
         _write_page(found, page)
@@ -56,7 +58,18 @@ def show_fleet(
     elif views - {"html"}:
         sys.stdout.write(_text(found, views))
     if page is not None:
-        print(f"{len(runs)} runs: {page}", file=sys.stderr if as_json else sys.stdout)
+        print(f"{len(runs)} run{'' if len(runs) == 1 else 's'}: {page}", file=sys.stderr if as_json else sys.stdout)
+
+
+def _print_unreadable(runs: "Sequence[FleetRun]") -> None:
+    """Name the runs that no view shows because they cannot be read."""
+    from llm_perf_opt.core.user_files import UNREADABLE
+
+    unread = [run for run in runs if run.status == UNREADABLE]
+    for run in unread[:_MOST_NAMED]:
+        print(f"warning: {run.path} is not readable: {run.why}", file=sys.stderr)
+    if len(unread) > _MOST_NAMED:
+        print(f"warning: {len(unread) - _MOST_NAMED} more runs are not readable.", file=sys.stderr)
 
 
 def _note(runs: int) -> None:

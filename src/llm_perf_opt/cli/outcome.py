@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.cli.shared import print_json
+from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.core.terminal import indented
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, Any]:
     """Return the data that `--json` prints."""
     if analysis is None:
-        return {"run": str(folder.path), "status": "failed", "stages": {}}
+        return {"run": str(folder.path), "status": _status(folder), "stages": {}}
     return {
         "run": str(folder.path),
         "status": "damaged" if analysis.damaged else analysis.manifest.status,
@@ -31,6 +32,14 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         "stability": analysis.stability,
         "warnings": [warning.text for warning in analysis.warnings],
     }
+
+
+def _status(folder: "RunFolder") -> str:
+    """Return the status of a run without a report: the run may be complete, and its report interrupted."""
+    try:
+        return folder.manifest().status
+    except LlmPerfError:
+        return "failed"
 
 
 def _stage_key(stage: "StageTiming") -> str:

@@ -11,8 +11,8 @@ import typer
 from llm_perf_opt.cli.completing import complete_override, complete_sweep
 from llm_perf_opt.cli.outcome import outcome, print_outcome
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.signals import graceful_exit
-from llm_perf_opt.core.errors import ConfigError, LlmPerfError
+from llm_perf_opt.cli.signals import graceful_exit, unreported
+from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, interrupted
 from llm_perf_opt.core.processes import under_nsys
 
 if TYPE_CHECKING:
@@ -128,8 +128,7 @@ def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet:
     if dry_run:
         _print_plan(composed, as_json)
         return
-    folder, analysis, error = _capture(composed, quiet)
-    images = _images(folder, analysis)
+    folder, analysis, images, error = _with_images(composed, quiet)
     if as_json:
         print_json(outcome(folder, analysis))
     else:
@@ -147,9 +146,27 @@ def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis
     from llm_perf_opt.cli.progress import progress_for
     from llm_perf_opt.profiling.capture import capture
 
-    with progress_for(quiet) as progress:
-        folder, error = capture(composed, command_line(), progress)
-    return folder, _finish(folder, error), error
+    folder: RunFolder | None = None
+    try:
+        with progress_for(quiet) as progress:
+            folder, error = capture(composed, command_line(), progress)
+        return folder, _finish(folder, error), error
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        if folder is None:
+            raise
+        return folder, None, unreported(stopped, folder.path)
+
+
+def _with_images(
+    composed: "Composed", quiet: bool
+) -> "tuple[RunFolder, RunAnalysis | None, Maybe[list[Path]], LlmPerfError | None]":
+    from llm_perf_opt.core.records import Missing
+
+    folder, analysis, error = _capture(composed, quiet)
+    try:
+        return folder, analysis, _images(folder, analysis), error
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        return folder, analysis, Missing("interrupted"), unreported(stopped, folder.path)
 
 
 def _refuse_with_point(overrides: list[str], **options: object) -> None:
@@ -186,8 +203,7 @@ def _reported(*, quiet: bool, as_json: bool, one: bool = False) -> "RunOne":
     def run_one(composed: "Composed", words: str) -> "tuple[RunFolder, LlmPerfError | None]":
         if not quiet:
             print(words, file=sys.stderr)
-        run, analysis, error = _capture(composed, quiet)
-        images = _images(run, analysis)
+        run, analysis, images, error = _with_images(composed, quiet)
         if not as_json:
             print(words)
             print_outcome(run, analysis, images)
@@ -201,8 +217,8 @@ def _reported(*, quiet: bool, as_json: bool, one: bool = False) -> "RunOne":
 def _sweep(
     overrides: list[str], config_dir: Path | None, resume: Path | None, *, plan: bool, dry_run: bool, quiet: bool, as_json: bool
 ) -> None:
-    from llm_perf_opt.workflows.sweep import begin_sweep, launcher_of, plan_sweep, report_sweep, sweep_error, with_launcher
-    from llm_perf_opt.workflows.sweep_folder import SweepFolder
+    from llm_perf_opt.workflows.sweep import begin_sweep, launcher_of, plan_sweep, with_launcher
+    from llm_perf_opt.workflows.sweep_folder import SweepFolder, resume_hint
 
     if resume and (dry_run or config_dir):
         raise ConfigError(
@@ -218,11 +234,25 @@ def _sweep(
         if dry_run:
             print_json([point.overrides for point in planned.points]) if as_json else _print_points(planned)
             return
+        if not plan:
+            _require_launcher(planned.launcher)
         folder = begin_sweep(planned, command_line(), config_dir)
         if plan:
             _print_plan_of_sweep(folder, as_json)
             return
         launcher = planned.launcher
+    try:
+        _run_points(folder, launcher, resumed=resume is not None, quiet=quiet, as_json=as_json)
+    except KeyboardInterrupt as stopped:
+        raise interrupted(stopped, resume_hint(folder)) from stopped
+
+
+def _run_points(folder: "SweepFolder", launcher: "LauncherConfig", *, resumed: bool, quiet: bool, as_json: bool) -> None:
+    """Run the points that are left, write the page of the sweep and print where it is."""
+    from llm_perf_opt.workflows.sweep import report_sweep, report_unreported, sweep_error
+
+    for problem in report_unreported(folder) if resumed else ():
+        print("warning:", problem, file=sys.stderr)
     error = _launched(folder, launcher, _reported(quiet=quiet, as_json=as_json), quiet=quiet)
     try:
         _, found = report_sweep(folder.path)
@@ -251,20 +281,37 @@ def _print_plan_of_sweep(folder: "SweepFolder", as_json: bool) -> None:
 def _launched(folder: "SweepFolder", launcher: "LauncherConfig", run_one: "RunOne", *, quiet: bool) -> LlmPerfError | None:
     """Run the points that are left where the launcher says."""
     from llm_perf_opt.workflows.sweep import gpus_of_points, run_sweep
+    from llm_perf_opt.workflows.sweep_folder import resume_command
 
     def say(line: str) -> None:
         if not quiet:
             print(line, file=sys.stderr)
 
+    if launcher.type == "local":
+        return run_sweep(folder, run_one)
+    from llm_perf_opt.workflows.clusters.ray_tasks import run_on_ray
+    from llm_perf_opt.workflows.clusters.slurm import run_on_slurm
+
+    submit = run_on_slurm if launcher.type == "slurm" else run_on_ray
+    try:
+        return submit(folder, launcher, gpus_of_points(folder, launcher), say)
+    except LlmPerfError as error:
+        again = resume_command(folder)
+        if again in error.remedy:
+            raise
+        raise type(error)(error.fact, f"{error.remedy} The sweep is planned; `{again}` submits it.".lstrip()) from error
+
+
+def _require_launcher(launcher: "LauncherConfig") -> None:
+    """Raise ResourceError if a cluster cannot be used from this machine, before the sweep has a folder."""
     if launcher.type == "slurm":
-        from llm_perf_opt.workflows.clusters.slurm import run_on_slurm
+        from llm_perf_opt.workflows.clusters.slurm import require_slurm
 
-        return run_on_slurm(folder, launcher, gpus_of_points(folder, launcher), say)
-    if launcher.type == "ray":
-        from llm_perf_opt.workflows.clusters.ray_tasks import run_on_ray
+        require_slurm()
+    elif launcher.type == "ray":
+        from llm_perf_opt.workflows.clusters.ray_tasks import require_ray
 
-        return run_on_ray(folder, launcher, gpus_of_points(folder, launcher), say)
-    return run_sweep(folder, run_one)
+        require_ray()
 
 
 def _images(folder: "RunFolder", analysis: "RunAnalysis | None") -> "Maybe[list[Path]]":

@@ -42,7 +42,10 @@ def runs(
     runtime: Annotated[str | None, typer.Option(help="Only runs of this runtime.", autocompletion=complete_runtime)] = None,
     status: Annotated[
         str | None,
-        typer.Option(help="Only runs with this status: complete, partial, failed or damaged.", autocompletion=complete_status),
+        typer.Option(
+            help="Only runs with this status: complete, partial, failed, damaged, planned or 'not readable'.",
+            autocompletion=complete_status,
+        ),
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only runs made since then: 2026-01-31, 2026-01-31T12:00 (UTC) or 30d.")

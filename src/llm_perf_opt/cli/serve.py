@@ -8,7 +8,8 @@ import typer
 from llm_perf_opt.cli.completing import complete_override
 from llm_perf_opt.cli.outcome import print_serving
 from llm_perf_opt.cli.shared import SLO_HELP, Debug, Json, Quiet, command_line, note_debug, raise_if
-from llm_perf_opt.cli.signals import graceful_exit
+from llm_perf_opt.cli.signals import graceful_exit, unreported
+from llm_perf_opt.core.errors import Interrupted
 
 if TYPE_CHECKING:
     from llm_perf_opt.config.schema import RunConfig
@@ -81,7 +82,10 @@ def serve(
     with graceful_exit():
         with progress_for(quiet) as progress:
             result = run_serving(prepared, place_of(prepared, composed, out), command_line(), progress)
-        print_serving(result.folder, report_serving(RunReader(result.folder)), as_json)
+        try:
+            print_serving(result.folder, report_serving(RunReader(result.folder)), as_json)
+        except (KeyboardInterrupt, Interrupted) as stopped:
+            raise unreported(stopped, result.folder.path) from stopped
         raise_if(result.error)
 
 

@@ -2,15 +2,17 @@
 
 import os
 import select
+import shlex
 import signal
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
-from llm_perf_opt.core.errors import HungUp, Interrupted, Preempted, Terminated
+from llm_perf_opt.core.errors import HungUp, Interrupted, Preempted, Terminated, interrupted
 
 
 class LastingFile:
@@ -96,7 +98,9 @@ def graceful_exit() -> Iterator[None]:
         yield
     except (Interrupted, KeyboardInterrupt) as error:
         if not received:
-            raise
+            if isinstance(error, Interrupted):
+                raise
+            raise interrupted(error, "") from error  # Ctrl-C
         kind, fact = _ENDS[received[0]]
         if not isinstance(error, Interrupted):
             raise kind(fact, "") from error
@@ -109,3 +113,19 @@ def graceful_exit() -> Iterator[None]:
                 file.close_if_gone()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def unreported(error: KeyboardInterrupt | Interrupted, run: Path) -> Interrupted:
+    """Return the error for an interrupt while the report of a run was written."""
+    fact = (error if isinstance(error, Interrupted) else interrupted(error, "")).fact
+    words = "Interrupted while the report was written." if fact == "Interrupted." else f"{fact} The report was not written."
+    return Interrupted(words, f"`llm-perf report {shlex.quote(str(run))}` writes it.")
+
+
+def forget_interrupt() -> None:
+    """Make Python exit with the code of this command after an interrupt that was handled.
+
+    If the interrupt came while `exec` ran a string, as `dataclass` does at every import, `python -m` would end by SIGINT instead.
+    The next evaluation of a string clears that mark.
+    """
+    eval("None")  # noqa: S307 - a constant

@@ -11,6 +11,7 @@ from llm_perf_opt.config.parallel import ranks_of
 from llm_perf_opt.config.passes import known_passes, planned_passes
 from llm_perf_opt.config.runtimes import runtime_named
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ResourceError, interrupted
+from llm_perf_opt.core.processes import uninterrupted
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, PassStatus, RunStatus
 from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
 from llm_perf_opt.profiling.passes import Capture, Listener, NothingToCountError, closed, left_something
@@ -54,7 +55,12 @@ def fill(
         error = raised
     except KeyboardInterrupt as stopped:
         error = interrupted(stopped, "What was captured so far is kept.")
-    return _close(plan, error)
+    try:
+        with uninterrupted():
+            error = _close(plan, error)
+    except KeyboardInterrupt as stopped:
+        error = error or interrupted(stopped, "What was captured is kept.")
+    return error
 
 
 def _run_passes(plan: Capture) -> LlmPerfError | None:

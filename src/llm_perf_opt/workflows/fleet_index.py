@@ -15,7 +15,7 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError
 from llm_perf_opt.core.host import user_cache_folder
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
-from llm_perf_opt.core.user_files import COMPRESSED, DEEPEST_RUN, read_bytes
+from llm_perf_opt.core.user_files import COMPRESSED, DEEPEST_RUN, UNREADABLE, read_bytes
 
 _FORMAT = 1
 """Incremented when the content of an index changes its meaning."""
@@ -108,7 +108,7 @@ def open_index(folder: Path, note: Callable[[int], None] = lambda _: None) -> Fl
     for path in sorted(_find(root, 0)):
         stamp, relative = _stamp(path), path[len(root) :].lstrip(os.sep) or "."
         entry = known.runs.get(relative)
-        if entry is None or entry.stamp != stamp:
+        if entry is None or entry.stamp != stamp or entry.run.status == UNREADABLE:  # permissions are not in the stamp
             changed.append((path, relative, stamp))
         else:
             found.runs[relative] = entry
@@ -135,9 +135,14 @@ def _read_changed(found: FleetIndex, changed: list[tuple[str, str, Stamp]]) -> N
 
 
 def _find(folder: str, depth: int) -> Iterator[str]:
-    """Yield the folders of runs, without searching inside them. Links are not followed."""
+    """Yield the folders of runs, without searching inside them, and those that cannot be read. Links are not followed."""
     try:
         os.stat(f"{folder}/{_MANIFEST}")  # noqa: PTH116 - fast, as below
+    except PermissionError:
+        if not depth:
+            raise
+        yield folder
+        return
     except OSError:
         pass
     else:
@@ -148,7 +153,12 @@ def _find(folder: str, depth: int) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
             inside = [entry.path for entry in entries if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)]
-    except PermissionError:
+    except FileNotFoundError:  # removed in the meantime
+        return
+    except OSError:
+        if not depth:
+            raise
+        yield folder
         return
     for path in inside:
         yield from _find(path, depth + 1)

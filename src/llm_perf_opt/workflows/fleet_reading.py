@@ -16,10 +16,10 @@ from llm_perf_opt.analysis.limits.hardware import devices_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stats import ends
 from llm_perf_opt.config.schema import PYTORCH
-from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.errors import ParseError, file_error
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.core.user_files import UNREADABLE, is_denied, read_bytes
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_listing import file_time
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -50,6 +50,11 @@ class _SharingReader(RunReader):
         return self._shared[key]
 
 
+def _unread(relative: str, dated: Path, status: str, why: str) -> FleetRun:
+    """Return the row of a run without facts, with the time of a file or folder."""
+    return FleetRun(relative, file_time(dated), status, why, unranked=f"{status}: {why}")
+
+
 class FactReader:
     """Reads runs."""
 
@@ -59,14 +64,22 @@ class FactReader:
         self._keys: dict[int, tuple[str, dict[str, Any]]] = {}
 
     def facts(self, path: Path, relative: str) -> FleetRun:
-        """Return the facts of a run; of a damaged one, the reason."""
+        """Return the facts of a run; of one that is damaged or not readable, the reason."""
+        try:
+            return self._facts(path, relative)
+        except OSError as error:
+            return _unread(relative, path, UNREADABLE, _one_path(file_error(error).fact, path))
+
+    def _facts(self, path: Path, relative: str) -> FleetRun:
         folder = RunFolder(path)
         run = _SharingReader(folder, self._parsed)
         try:
             manifest = run.manifest
         except ParseError as error:
             why = _one_path(error.fact, path)
-            return FleetRun(relative, file_time(folder.manifest_file), "damaged", why, unranked=f"damaged: {why}")
+            if is_denied(error):
+                return _unread(relative, path, UNREADABLE, why)
+            return _unread(relative, folder.manifest_file, "damaged", why)
         experiment, model = run.names
         row = FleetRun(
             relative, manifest.created, manifest.status, manifest.why, manifest.kind, experiment, model, run.weights,

@@ -15,7 +15,7 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, Reso
 from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.records import SCHEMA
 from llm_perf_opt.core.run_folder import RunFolder, read_mapping
-from llm_perf_opt.core.user_files import DEEPEST_RUN
+from llm_perf_opt.core.user_files import DEEPEST_RUN, UNREADABLE
 from llm_perf_opt.traces.trace_mark import kept_bytes
 from llm_perf_opt.workflows.compare import Baselines
 from llm_perf_opt.workflows.compressing import compress_file, compressible
@@ -84,6 +84,9 @@ def plan_cleanup(folder: Path, rows: Sequence[Listed], request: Cleanup, now: da
     steps = [] if request.compress else list(_leftovers(folder, 0))
     spared = request.keep or 0
     for row in rows:
+        if row.status == UNREADABLE:
+            steps.append(Step("keep", row.kind, row.path, row.created, row.why))
+            continue
         if not spared and limit is not None and not _is_older(row, limit):
             continue
         why = _why_stays(folder, row, baselines, request)
@@ -264,9 +267,9 @@ def _compress_steps(row: Listed, baselines: dict[Path, list[str]]) -> Iterator[S
 
 def _leftovers(folder: Path, depth: int) -> Iterator[Step]:
     """Yield folders that an interrupted removal left."""
-    if depth > DEEPEST_RUN or RunFolder(folder).manifest_file.exists():
-        return
     try:
+        if depth > DEEPEST_RUN or RunFolder(folder).manifest_file.exists():
+            return
         with os.scandir(folder) as entries:
             inside = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:

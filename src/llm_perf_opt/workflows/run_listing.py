@@ -9,15 +9,18 @@ from typing import Literal
 from llm_perf_opt.analysis.fleet import STATUSES
 from llm_perf_opt.analysis.metrics import metric_named, value_of
 from llm_perf_opt.analysis.stats import percentile
-from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, file_error
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.core.user_files import DEEPEST_RUN
+from llm_perf_opt.core.user_files import DEEPEST_RUN, UNREADABLE, is_denied
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, damage_of, is_sweep
 
 _BETWEEN = ", "
 """Separates the models of a sweep; no name contains it."""
+_PLANNED = "planned"
+"""The status of a sweep none of whose points has started."""
+_STATUSES = (*STATUSES, _PLANNED, UNREADABLE)
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,9 @@ def find_runs(
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder.", "Run `llm-perf run` first, or give the folder with the runs.")
-    if status and status not in STATUSES:
-        raise ConfigError(f"--status {status}: unknown status.", f"Known: {', '.join(STATUSES)}.")
-    every = sorted(
-        (_summary_row(path, sweep) for path, sweep in _find(folder, 0)), key=lambda row: (row.created, row.path), reverse=True
-    )
+    if status and status not in _STATUSES:
+        raise ConfigError(f"--status {status}: unknown status.", f"Known: {', '.join(_STATUSES)}.")
+    every = sorted((_summary_row(*found) for found in _find(folder, 0)), key=lambda row: (row.created, row.path), reverse=True)
     chosen = [row for row in map(_with_details, every) if row.status == status] if status else every
     if model or experiment:
         chosen = [
@@ -83,32 +84,45 @@ def find_runs(
     return chosen, len(every)
 
 
-def _find(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
-    """Yield runs and sweeps, without searching inside them, unless the folder itself is a sweep."""
-    if RunFolder(folder).manifest_file.exists():
-        yield folder, False
-        return
-    if depth and is_sweep(folder):
-        yield folder, True
-        return
-    if depth >= DEEPEST_RUN:
-        return
+def _find(folder: Path, depth: int) -> Iterator[tuple[Path, bool, OSError | None]]:
+    """Yield runs and sweeps (True), without searching inside them, unless the folder itself is a sweep.
+
+    A folder that cannot be read may be a run; it comes with the reason. Raise OSError if that is the first folder.
+    """
     try:
+        if RunFolder(folder).manifest_file.exists():
+            yield folder, False, None
+            return
+        if depth and is_sweep(folder):
+            yield folder, True, None
+            return
+        if depth >= DEEPEST_RUN:
+            return
         with os.scandir(folder) as entries:
             inside = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
-    except PermissionError:
+    except FileNotFoundError:  # removed in the meantime
+        return
+    except OSError as error:
+        if not depth:
+            raise
+        yield folder, False, error
         return
     for path in inside:
         yield from _find(Path(path), depth + 1)
 
 
-def _summary_row(path: Path, sweep: bool) -> Listed:
-    """Return the row from run.json or sweep.json. If it is damaged, the row has the reason and the time of the file."""
+def _summary_row(path: Path, sweep: bool, unreadable: OSError | None) -> Listed:
+    """Return the row from run.json or sweep.json. If it is damaged or not readable, the row has the reason."""
+    kind: Literal["run", "sweep"] = "sweep" if sweep else "run"
+    if unreadable is not None:
+        return Listed(kind, str(path), file_time(path), UNREADABLE, file_error(unreadable).fact)
     try:
         return _sweep_row(path, SweepFolder(path).read()) if sweep else _run_row(path)
     except ParseError as error:
         file = SweepFolder(path).sweep_file if sweep else RunFolder(path).manifest_file
-        return Listed("sweep" if sweep else "run", str(path), file_time(file), "damaged", error.fact)
+        return Listed(kind, str(path), file_time(file), UNREADABLE if is_denied(error) else "damaged", error.fact)
+    except OSError as error:
+        return Listed(kind, str(path), file_time(path), UNREADABLE, file_error(error).fact)
 
 
 def _run_row(path: Path) -> Listed:
@@ -119,10 +133,16 @@ def _run_row(path: Path) -> Listed:
 def _sweep_row(path: Path, sweep: Sweep) -> Listed:
     points = SweepFolder(path).points(sweep)
     done = sum(point.status == "complete" for point in points)
-    status = "complete" if done == len(points) else "partial" if any(point.folder for point in points) else "failed"
-    why = "" if done == len(sweep.points) else f"{done} of {len(sweep.points)} points are complete"
+    started = any(point.folder for point in points)
+    status = "complete" if done == len(points) else "partial" if started else _PLANNED
+    why = "" if done == len(points) else f"{done} of {len(points)} points are complete" if started else "no point has started"
     swept = sorted({text.split("=")[0] for point in sweep.points for text in point.swept})
-    return Listed("sweep", str(path), sweep.created, status, why, workload=f"{len(sweep.points)} points over {', '.join(swept)}")
+    over = f" over {', '.join(swept)}" if swept else ""
+    return Listed("sweep", str(path), sweep.created, status, why, workload=f"{_count(len(points), 'point')}{over}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def file_time(file: Path) -> str:
@@ -136,28 +156,44 @@ def file_time(file: Path) -> str:
 
 
 def _with_names(row: Listed) -> Listed:
-    """Add the names of model and experiment."""
+    """Add the names of model and experiment. What cannot be read has none."""
     points = [Path(row.path)]
-    if row.kind == "sweep":
-        points = sorted(child for child in points[0].iterdir() if RunFolder(child).manifest_file.exists())
+    if row.kind == "sweep" and row.status != UNREADABLE:
+        points = sorted(child for child in points[0].iterdir() if _is_run(child))
     readers = [RunReader(RunFolder(point)) for point in points]
     found = [(*reader.names, reader.weights) for reader in readers]
     experiment, model, weights = (_BETWEEN.join(dict.fromkeys(row[place] for row in found if row[place])) for place in range(3))
     return replace(row, experiment=experiment, model=model, weights=weights)
 
 
+def _is_run(folder: Path) -> bool:
+    try:
+        return RunFolder(folder).manifest_file.exists()
+    except OSError:
+        return False
+
+
 def _with_details(row: Listed) -> Listed:
     """Add what is read only for rows that are shown."""
-    if row.status == "damaged":
+    if row.status in ("damaged", UNREADABLE):
         return row
-    row = row if row.model else _with_names(row)
+    try:
+        row = row if row.model else _with_names(row)
+        return _detailed(row)
+    except ParseError as error:
+        return replace(row, status=UNREADABLE if is_denied(error) else "damaged", why=error.fact)
+    except (ResourceError, OSError) as error:
+        return replace(row, status=UNREADABLE, why=(file_error(error) if isinstance(error, OSError) else error).fact)
+
+
+def _detailed(row: Listed) -> Listed:
     if row.kind == "sweep":
         return _with_damage(row)
     run = RunReader(RunFolder(Path(row.path)))
     if run.manifest.kind == "serving":
         return _with_loads(row, run)
-    damage, clean, timings = run.damage, run.manifest.pass_named("clean"), run.timings
-    if damage or isinstance(timings, Missing) or (clean is not None and clean.status == "failed"):
+    damage, timings = run.damage, run.timings
+    if damage or isinstance(timings, Missing):
         why = Missing("its times are damaged" if damage else "the run has no times")
         row = replace(row, ttft_ns=why, tpot_ns=why)
         return replace(row, status="damaged", why=damage.fact) if damage else row
@@ -177,7 +213,7 @@ def _with_loads(row: Listed, run: RunReader) -> Listed:
     loads = sorted({point.asked for point in points})
     span = f"{loads[0]:g} – {loads[-1]:g}" if len(loads) > 1 else f"{loads[0]:g}" if loads else ""
     unit = "at a time" if points and points[0].kind == "concurrency" else "requests/s"
-    return replace(row, workload=f"{len(loads)} load{'s' if len(loads) > 1 else ''}, {span} {unit}" if loads else "no load")
+    return replace(row, workload=f"{_count(len(loads), 'load')}, {span} {unit}" if loads else "no load")
 
 
 def _with_damage(row: Listed) -> Listed:
@@ -188,7 +224,8 @@ def _with_damage(row: Listed) -> Listed:
     if not damage:
         return row
     done = sum(point.status == "complete" for point in there) - len(damage)
-    return replace(row, status="partial", why=f"{done} points are complete, {len(damage)} damaged: {damage[0]}")
+    words = f"{_count(done, 'point')} {'is' if done == 1 else 'are'}"
+    return replace(row, status="partial", why=f"{words} complete, {len(damage)} damaged: {damage[0]}")
 
 
 def _median(key: str, timings: CleanTimings) -> Maybe[float]:

@@ -30,9 +30,18 @@ from llm_perf_opt.profiling.requested_metrics import resolve_metrics
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.sweep import SweepReport, sweep_document
-from llm_perf_opt.workflows.analyze_run import analyze
+from llm_perf_opt.workflows.analyze_run import analyze, report_run
+from llm_perf_opt.workflows.images import draw_images
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder, SweepPoint, damage_of, resume_command
+from llm_perf_opt.workflows.sweep_folder import (
+    PlannedPoint,
+    Sweep,
+    SweepFolder,
+    SweepPoint,
+    damage_of,
+    resume_command,
+    resume_hint,
+)
 
 _SETTINGS = ("threads",)
 """Facts about a machine that a sweep may vary."""
@@ -219,6 +228,8 @@ def _leave_failed(wanted: Path, error: LlmPerfError) -> None:
 def _record(run: RunFolder, error: LlmPerfError) -> None:
     """Record an error that run.json does not have yet: a complete run with an impossible figure is partial in a sweep."""
     manifest = run.manifest()
+    if manifest.status == "complete" and isinstance(error, Interrupted):
+        return  # only its report is missing
     if manifest.status == "complete":
         run.write_manifest(replace(manifest, status="partial", why=error.fact, remedy=error.remedy))
     elif not manifest.why:
@@ -242,7 +253,7 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
     for number in waiting:
         error = run_point(composed[number], point_words(sweep, number), run_one)
         if isinstance(error, Interrupted):
-            return Interrupted(error.fact, f"`{resume_command(folder)}` runs the points that are not complete.")
+            return Interrupted(error.fact, resume_hint(folder))
         failed += error is not None
     if failed:
         return CaptureError(
@@ -322,6 +333,30 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
     write_whole(folder.page_file, render_html(document).encode())
     write_whole(folder.report_file, render_markdown(document).encode())
     return folder, found
+
+
+def report_unreported(folder: SweepFolder) -> list[str]:
+    """Write the reports of complete points that have none, and return why some could not be written."""
+    problems = []
+    for number, point in enumerate(folder.points()):
+        run = folder.run(point)
+        if point.status != "complete" or isinstance(run, Missing) or damage_of(point, run) or _is_reported(run.folder):
+            continue
+        try:
+            analysis = report_run(run)
+            draw_images(run.folder)
+            if analysis.fault is not None:
+                _record(run.folder, analysis.fault)
+        except Interrupted:
+            raise
+        except LlmPerfError as error:
+            problems.append(f"Point {number} has no report: {error.fact} {error.remedy}".rstrip())
+    return problems
+
+
+def _is_reported(run: RunFolder) -> bool:
+    """Return whether every page of a run was written, the last ones included; report.html needs a package."""
+    return all(page.exists() for page in (run.report_file, run.summary_file, run.operators_file, run.kernels_file))
 
 
 def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:

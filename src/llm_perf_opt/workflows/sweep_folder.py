@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, file_error
 from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, encoded, read_record, there, write_record, write_whole
 from llm_perf_opt.core.user_files import check_folder
@@ -185,8 +185,10 @@ class SweepFolder:
             return Missing(point.why or "the point was not run")
         try:
             return RunReader.open(self.path / point.folder)
-        except (ConfigError, ParseError) as error:  # gone, or damaged
+        except (ConfigError, ParseError, ResourceError) as error:  # gone, damaged or not readable
             return Missing(error.fact)
+        except OSError as error:
+            return Missing(file_error(error).fact)
 
 
 def _manifest(run: RunFolder) -> Maybe[Manifest]:
@@ -214,3 +216,8 @@ def is_sweep(path: Path) -> bool:
 def resume_command(folder: SweepFolder) -> str:
     """Return the command that resumes a sweep, as it can be pasted."""
     return f"llm-perf run --resume {shlex.quote(str(folder.path))}"
+
+
+def resume_hint(folder: SweepFolder) -> str:
+    """Return the remedy after an interrupt."""
+    return f"`{resume_command(folder)}` runs the points that are not complete and writes missing reports."

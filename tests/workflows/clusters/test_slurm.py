@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from builders import clean_timings, manifest
+from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ResourceError
@@ -208,6 +210,33 @@ def test_refused_jobs_are_said_and_can_be_submitted_later(cluster: Cluster) -> N
     cluster.during_submission = lambda: None
     assert cluster.run() is None
     assert len(cluster.points) == 2
+
+
+def test_a_failed_submission_names_the_sweep_and_how_to_submit_it(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(Cluster):
+        def map_array(self, *_: Any) -> list[Any]:
+            raise RefusedError("sbatch: error: invalid partition specified: gpu\n")
+
+    monkeypatch.setattr(slurm, "_submitit", lambda: (Refusing(cluster.folder).executor, (RefusedError,)))
+    place = tmp_path / "new"
+    with pytest.raises(ResourceError, match="invalid partition") as caught:
+        verb.run(["launcher=slurm", "runtime.batch_size=1,2", f"hydra.run.dir={place}"], multirun=True, quiet=True)
+    assert caught.value.remedy.endswith(f"The sweep is planned; `llm-perf run --resume {place}` submits it.")
+    assert str(place / "jobs") in caught.value.remedy
+
+
+@pytest.mark.parametrize(("launcher", "package"), [("slurm", "submitit"), ("ray", "ray")])
+def test_a_cluster_without_its_package_leaves_no_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, package: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ResourceError, match=f"needs the package {package}"):
+        verb.run([f"launcher={launcher}", "runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'x'}"], multirun=True, quiet=True)
+    assert not (tmp_path / "x").exists()
 
 
 def test_two_commands_do_not_submit_the_same_points(cluster: Cluster) -> None:

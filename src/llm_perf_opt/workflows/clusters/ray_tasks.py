@@ -135,6 +135,11 @@ class _Tasks:
         return True
 
 
+def require_ray() -> None:
+    """Raise ResourceError if ray is not installed."""
+    _ray()
+
+
 def _ray() -> Any:
     try:
         import ray

@@ -101,6 +101,11 @@ def _submit(folder: SweepFolder, launcher: LauncherConfig, points: Sequence[int]
     say(f"Submitted {len(points)} points as job {job or 'of unknown number'} ({made.name}).")
 
 
+def require_slurm() -> None:
+    """Raise ResourceError if jobs cannot be submitted from this machine."""
+    _submitit()
+
+
 def _submitit() -> tuple[Any, tuple[type[Exception], ...]]:
     """Return the executor of submitit, and the errors of a submission that failed."""
     try:
