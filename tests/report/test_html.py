@@ -58,7 +58,8 @@ def test_every_metric_shown_is_defined() -> None:
 
 def test_missing_parts_say_why() -> None:
     why = Missing("it was asked for without")
-    page = visible(run_page(replace(run_analysis(), kernels=why, torch=why, telemetry=why, efficiency=why), why, why))
+    missing = replace(run_analysis(), kernels=why, torch=why, telemetry=why, efficiency=why, trace=why)
+    page = visible(run_page(missing, why, why))
     assert page.count("n/a: it was asked for without") >= 6
 
 
