@@ -30,6 +30,7 @@ VERBS = (
     "compare RUN PATH",
     "compare RUN RUN --runs-dir PATH",
     "runs PATH",
+    "import PATH",
     "sql PATH",
     "sql PATH select",
     "baseline set mine PATH",

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from command import llm_perf
+from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.profiling.serving import generators
 from llm_perf_opt.profiling.serving.generators import LocatedGenerator
 
@@ -31,3 +32,17 @@ def test_requests_that_cannot_work(words: list[str], fact: str, tmp_path: Path, 
     assert done.returncode == 2
     assert fact in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_server_is_looked_for_before_the_generator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(*_: object) -> LocatedGenerator:
+        raise ResourceError("AIPerf is not installed.")
+
+    def unreachable(url: str, *_: object) -> None:
+        raise ResourceError(f"{url} does not answer.")
+
+    monkeypatch.setattr("llm_perf_opt.profiling.serving.request.locate_generator", missing)
+    monkeypatch.setattr("llm_perf_opt.profiling.serving.request.served_model", unreachable)
+    done = llm_perf("serve", "--url", "http://127.0.0.1:9/v1", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "does not answer" in done.stderr

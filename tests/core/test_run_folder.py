@@ -123,8 +123,10 @@ def test_a_folder_that_may_not_be_written_is_said_so(tmp_path: Path, monkeypatch
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", denied)
-    with pytest.raises(ResourceError, match="Permission denied"):
+    with pytest.raises(ResourceError, match="Permission denied") as caught:
         RunFolder.create(tmp_path / "now")
+    assert caught.value.remedy.startswith(f"Check the permissions of {tmp_path}, or choose another folder: hydra.run.dir=DIR")
+    assert "--out DIR" in caught.value.remedy
 
 
 def test_a_nearly_full_disk_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +351,7 @@ def test_a_full_disk_is_a_resource_error_and_leaves_the_old_file(
         write_whole(tmp_path / "x", b"new")
     assert caught.value.exit_code == 3
     assert str(tmp_path / "x") in caught.value.fact
-    assert "hydra.run.dir" in caught.value.remedy
+    assert caught.value.remedy == "Free some space.", "not every command that writes can choose another folder"
     assert everything_under(tmp_path) == ["x"]
     assert (tmp_path / "x").read_bytes() == b"old"
 

@@ -42,6 +42,7 @@ _COMPRESSIBLE = (
     "counters.csv",
     "log.txt",
 )
+_ELSEWHERE = ", or choose another folder: hydra.run.dir=DIR for a run or a sweep, --out DIR for exec, serve and import"
 _TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
 _LONG_NUMBER = re.compile(rb"\d{19}")
 """A file can only contain a number beyond 64 bits if it has this many digits in a row; others are not checked."""
@@ -136,7 +137,7 @@ class RunFolder:
                 raise ResourceError(
                     f"{wanted.parent} has {free.f_bavail * free.f_frsize / 1e6:.0f} MB of disk space left; "
                     f"a run needs at least {LEAST_FREE_BYTES / 1e6:.0f} MB.",
-                    "Free some space, or choose another folder with hydra.run.dir=DIR.",
+                    f"Free some space{_ELSEWHERE}.",
                 )
             for number in range(1, 1000):
                 path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -148,8 +149,8 @@ class RunFolder:
                 made.hold()
                 return made
         except OSError as error:
-            raise disk_error(error, wanted) from error
-        raise ResourceError(f"{wanted} and 998 numbered names next to it are taken.", "Choose another hydra.run.dir.")
+            raise disk_error(error, wanted, _ELSEWHERE) from error
+        raise ResourceError(f"{wanted} and 998 numbered names next to it are taken.", f"Remove some of them{_ELSEWHERE}.")
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -359,16 +360,12 @@ def _all_values(values: Any, levels: int) -> Iterator[Any]:
             yield from _all_values(value, levels - 1)
 
 
-def disk_error(error: OSError, path: Path) -> LlmPerfError:
-    """Return the error for a failed write."""
+def disk_error(error: OSError, path: Path, elsewhere: str = "") -> LlmPerfError:
+    """Return the error for a failed write. `elsewhere`: how to write to another place, if the command can."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(
-            f"No space left on the disk while writing {path}.",
-            "Free some space, or choose another folder with hydra.run.dir=DIR.",
-        )
+        return ResourceError(f"No space left on the disk while writing {path}.", f"Free some space{elsewhere}.")
     return ResourceError(
-        f"{path} cannot be written: {error.strerror or error}.",
-        "Check the permissions of the folder, or choose another one with hydra.run.dir=DIR.",
+        f"{path} cannot be written: {error.strerror or error}.", f"Check the permissions of {path.parent}{elsewhere}."
     )
 
 

@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.serving.slo import parse_slo
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.missing import Missing
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, load_name
-from llm_perf_opt.core.run_folder import RunFolder, disk_error, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder, disk_error, there, write_record, write_whole
 from llm_perf_opt.core.serving_records import (
     METRICS_FILE,
     POINT_FILE,
@@ -89,7 +89,7 @@ def safe_name(text: str) -> str:
 
 
 def _loads(request: ImportRequest) -> list[_Load]:
-    files = list(dict.fromkeys(request.files))
+    files = [there(path, "Check the path.") for path in dict.fromkeys(request.files)]
     given = [path for path in files if not _is_summary_of_another(path, files)]
     found = [_Load(path, part, records) for path in given for part, records in enumerate(read_load(path))]
     found = [load for load in found if load.records.requests]

@@ -116,9 +116,9 @@ def prepare(request: ServingRequest) -> Prepared:
     if request.rates and request.concurrency:
         raise ConfigError("--rates and --concurrency exclude each other.", "Give one of them.")
     slo_ns = parse_slo(request.slo).limits if request.slo else {}
-    located = locate_generator(request.generator, request.generator_python)
     if request.url is not None:
-        return _attached(request, located, slo_ns)
+        return _attached(request, slo_ns)
+    located = locate_generator(request.generator, request.generator_python)
     runtime = runtime_named(request.config.runtime.type)
     if runtime.server is None:
         raise ConfigError(
@@ -128,13 +128,14 @@ def prepare(request: ServingRequest) -> Prepared:
     return Prepared(request, located, runtime, ServerFacts(url, request.config.model.name, slo_ns=slo_ns), "")
 
 
-def _attached(request: ServingRequest, located: LocatedGenerator, slo_ns: dict[str, int]) -> Prepared:
+def _attached(request: ServingRequest, slo_ns: dict[str, int]) -> Prepared:
     if request.profile is not None:
         raise ConfigError(
             "--profile needs a server that llm-perf starts: an attached one writes its trace where it runs.", "Leave it out."
         )
     url = check_url(request.url or "")
     served = served_model(url, request.served_model)
+    located = locate_generator(request.generator, request.generator_python)
     check_lengths(served, request.config.runtime.prompt_tokens, request.config.runtime.num_new_tokens)
     tokenizer = _tokenizer(request.tokenizer, served)
     version = ask(url + "/version").json()
