@@ -7,6 +7,14 @@ import pytest
 
 from llm_perf_opt.runners import tensor_parallel
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 10,
+}
+
 
 def test_the_plan_is_set_on_the_model_because_transformers_5_17_takes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
@@ -15,14 +23,7 @@ def test_the_plan_is_set_on_the_model_because_transformers_5_17_takes_no_other(m
     from transformers.distributed import tensor_parallel as theirs
 
     with torch.device("meta"):
-        sizes: dict[str, Any] = {
-            "hidden_size": 8,
-            "intermediate_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "vocab_size": 10,
-        }
-        model = LlamaForCausalLM(LlamaConfig(**sizes))
+        model = LlamaForCausalLM(LlamaConfig(**SIZES))
     plans: list[dict[str, str]] = []
 
     def apply(model: Any, mesh: Any) -> Any:
@@ -43,16 +44,8 @@ def test_since_transformers_5_23_the_plan_is_by_name_and_tied_weights_are_cut_ea
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.distributed import tensor_parallel as theirs
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "vocab_size": 10,
-        "attention_bias": True,
-        "tie_word_embeddings": True,
-    }
-    model = LlamaForCausalLM(LlamaConfig(**sizes))
+    sizes = {**SIZES, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, attention_bias=True, tie_word_embeddings=True))
     assert model.lm_head.weight is model.model.embed_tokens.weight
     plans: list[dict[str, str]] = []
 
@@ -80,16 +73,8 @@ def test_parameters_of_experts_have_styles_of_their_own() -> None:
     import torch
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": 10,
-    }
     with torch.device("meta"):
-        model = MixtralForCausalLM(MixtralConfig(**sizes))
+        model = MixtralForCausalLM(MixtralConfig(**SIZES, num_key_value_heads=2))
     plan = {"model.layers.*.mlp.experts": "moe_tp_experts", "model.layers.*.mlp.experts.gate_up_proj": "packed_colwise"}
     experts = "model.layers.0.mlp.experts"
     assert tensor_parallel._by_name(model, plan) == {
@@ -103,16 +88,8 @@ def test_the_bytes_of_a_rank_count_every_style_that_divides_a_weight() -> None:
     import torch
     from transformers import Phi3Config, Phi3ForCausalLM
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 10,
-        "pad_token_id": 0,
-    }
     with torch.device("meta"):
-        model = Phi3ForCausalLM(Phi3Config(**sizes))
+        model = Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=0))
     plan = tensor_parallel.plan_of(model)
     assert plan["model.layers.*.self_attn.o_proj"] == "rowwise_split_input"
     whole = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

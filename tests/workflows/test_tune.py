@@ -1,7 +1,7 @@
 """The search: on a fake runtime whose levers have known effects, it finds the optimum within its limits."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -338,20 +338,25 @@ def test_one_change_in_a_short_budget_is_judged_by_its_own_runs(base: Base) -> N
     assert found.spent_s <= 65
 
 
-@pytest.mark.parametrize("made", [1, 3])
-def test_one_change_stays_the_claim_if_the_budget_ends_during_the_fresh_runs(base: Base, made: int) -> None:
-    """One of the fresh runs takes longer than the budget allows. The rest of them is made by the command that is shown."""
-    folder = begin(base[0], TuneOptions(budget_s=100.0, max_steps=1), [])
-    runs = FakeRuns(folder.path, base[1])
+def cut_off(runs: FakeRuns, which: Callable[[str], bool]) -> None:
+    """Make the runs with these names take longer than the budget allows."""
     plain = runs.measure
 
     def measure(overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float) -> Any:
-        if sum(one.startswith("confirm") for one in names(runs.made)) == made:
+        if which(name):
             runs.clock.now += limit_s + 1.0
             return None, CaptureError("the pass took too long")
         return plain(overrides, name, profiled=profiled, limit_s=limit_s)
 
     runs.measure = measure  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("made", [1, 3])
+def test_one_change_stays_the_claim_if_the_budget_ends_during_the_fresh_runs(base: Base, made: int) -> None:
+    """One of the fresh runs takes longer than the budget allows. The rest of them is made by the command that is shown."""
+    folder = begin(base[0], TuneOptions(budget_s=100.0, max_steps=1), [])
+    runs = FakeRuns(folder.path, base[1])
+    cut_off(runs, lambda _: sum(one.startswith("confirm") for one in names(runs.made)) == made)
     found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
     folder.close()
     assert found.confirmed is True
@@ -377,15 +382,7 @@ def test_one_change_stays_the_claim_if_the_budget_ends_during_the_fresh_runs(bas
 def test_several_changes_without_all_fresh_runs_are_not_confirmed(base: Base) -> None:
     folder = begin(base[0], TuneOptions(budget_s=160.0, max_steps=2), [])
     runs = FakeRuns(folder.path, base[1])
-    plain = runs.measure
-
-    def measure(overrides: tuple[str, ...], name: str, *, profiled: bool, limit_s: float) -> Any:
-        if name == "confirm-best-2":
-            runs.clock.now += limit_s + 1.0
-            return None, CaptureError("the pass took too long")
-        return plain(overrides, name, profiled=profiled, limit_s=limit_s)
-
-    runs.measure = measure  # type: ignore[method-assign]
+    cut_off(runs, lambda name: name == "confirm-best-2")
     found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
     folder.close()
     assert (len(found.kept), found.confirmed, found.confirmation) == (2, None, None)
