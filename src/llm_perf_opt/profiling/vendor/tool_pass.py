@@ -200,10 +200,10 @@ def run_tool(
 
 
 def _lost_its_agent(result: ToolRun) -> bool:
-    """Return whether that is the only problem."""
+    """Return whether that is the only problem. The exit code does not tell: nsys then ends with 0 as well."""
     cut_short = result.finished.timed_out or result.finished.stopped is not None
-    failed = result.finished.exit_code != 0 and isinstance(result.report, Missing)
-    return failed and not cut_short and [problem.id for problem in result.problems] == [AGENT_LOST]
+    no_report = isinstance(result.report, Missing)
+    return no_report and not cut_short and [problem.id for problem in result.problems] == [AGENT_LOST]
 
 
 def _run_once(
