@@ -116,9 +116,7 @@ def test_the_regions_that_are_asked_for(tmp_path: Path, real_nsys: Path) -> None
 
 def test_a_gate_on_a_range_of_the_program(tmp_path: Path, real_nsys: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = below_nsys(
-        tmp_path, real_nsys, "exec", "--passes", "nsys", "--range", "outer@mine", "--", sys.executable, "script.py"
-    )
+    done = below_nsys(tmp_path, real_nsys, "exec", "--passes", "nsys", "--range", "outer@mine", "--", sys.executable, "script.py")
     assert done.returncode == 0, done.stderr
     _, manifest = only_run(tmp_path)
     assert "--nvtx-capture=outer@mine" in manifest["passes"][0]["argv"]

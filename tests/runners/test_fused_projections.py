@@ -1,6 +1,7 @@
 """Projections that are multiplied at once."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,24 @@ def test_the_result_is_the_same_with_one_product_per_input() -> None:
         assert calls == 2
         torch.testing.assert_close(after, before)
     assert sum(tensor.numel() for tensor in model.parameters()) == size
+
+
+def test_a_compiled_product_has_no_bias() -> None:
+    """Inductor generates a product of one row, but leaves one with a bias to the library."""
+    model, inputs = made(Attention), torch.randn(1, 1, 16, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        before = model(inputs)
+    fuse_projections(model)
+    called: list[tuple[Any, int]] = []
+
+    def capture(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        called.extend((node.target, len(node.args)) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    with torch.inference_mode():
+        after = torch.compile(model, backend=capture, fullgraph=True)(inputs)
+    assert [arguments for target, arguments in called if target is torch.nn.functional.linear] == [2]
+    torch.testing.assert_close(after, before)
 
 
 def test_inputs_that_differ_are_multiplied_by_themselves() -> None:

@@ -85,6 +85,22 @@ def test_prompts_of_different_length_are_padded_as_generate_pads_them(model_type
     assert stepped(model, prompts, cache) == generated(model, prompts, cache)
 
 
+@pytest.mark.slow
+def test_flex_attention_sees_no_later_key_in_a_static_cache() -> None:
+    """Its mask is a function that is called after the cache was updated."""
+    model = small_model("llama")
+    prompts = synthetic_prompts(1, 20, 97, seed=3)
+    logits: dict[str, list[torch.Tensor]] = {}
+    for attention in ("sdpa", "flex_attention"):
+        model.set_attn_implementation(attention)
+        found = logits.setdefault(attention, [])
+        hook = model.lm_head.register_forward_hook(lambda *given, found=found: found.append(given[-1]))
+        stepped(model, prompts, "static")
+        hook.remove()
+    assert len(logits["sdpa"]) == NEW_TOKENS
+    torch.testing.assert_close(logits["flex_attention"], logits["sdpa"], rtol=1e-4, atol=1e-4)
+
+
 def test_one_sequence_gets_the_same_tokens_alone_and_in_a_batch() -> None:
     model = small_model("llama")
     prompts = synthetic_prompts(2, 16, 97, seed=7)

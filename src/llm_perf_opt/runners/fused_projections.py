@@ -28,11 +28,21 @@ class _Shared:
         """Return the product with these inputs, computed once for all parts; the last part releases it."""
         found = self._product
         if found is None or self._inputs is not inputs:
-            found = cast("torch.Tensor", whole(inputs))
+            found = _multiply(whole, inputs)
             self._inputs, self._product = inputs, found
         if last:
             self._inputs = self._product = None
         return found
+
+
+def _multiply(whole: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the product; compiled, the bias is added separately.
+
+    The compiler generates a product of one row and fuses the sum into it, but leaves a product with a bias to the library.
+    """
+    if torch.compiler.is_compiling() and type(whole) is nn.Linear and whole.bias is not None:
+        return nn.functional.linear(inputs, whole.weight) + whole.bias
+    return cast("torch.Tensor", whole(inputs))
 
 
 class Part(nn.Module):

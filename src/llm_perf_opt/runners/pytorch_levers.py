@@ -21,7 +21,7 @@ def _on_gpu() -> tuple[Lever, ...]:
         Lever("static cache", ((_STATIC,),)),
         Lever(
             "attention",
-            tuple((f"runtime.attn_implementation={name}",) for name in ("sdpa", "flash_attention_2", "flex_attention")),
+            tuple((f"runtime.attn_implementation={name}",) for name in ("sdpa", "flash_attention_2", "flex_attention", "eager")),
         ),
         Lever("attention backend", tuple((f"runtime.attention_backend={name}",) for name in ("flash", "cudnn", "efficient"))),
         Lever("quantization", tuple((f"runtime.quantization={name}",) for name in ("int8", "fp8", "int4")), lossy=True),
@@ -43,7 +43,7 @@ def _on_cpu(machine: Machine) -> tuple[Lever, ...]:
         Lever("fused projections", (("runtime.fuse_projections=true",),)),
         Lever("static cache", ((_STATIC,),)),
         Lever("waiting", (("hardware.wait_policy=active",), ("hardware.wait_policy=passive",))),
-        Lever("attention", (("runtime.attn_implementation=sdpa",),)),
+        Lever("attention", (("runtime.attn_implementation=sdpa",), ("runtime.attn_implementation=eager",))),
         Lever("quantization", (("runtime.quantization=int8",),), lossy=True),
         Lever("dtype", (("model.dtype=bf16",), ("model.dtype=fp32",)), lossy=True),
     )

@@ -223,8 +223,22 @@ class PyTorchRunner(TappedRunner):
     def _new_cache(self, longest: int) -> Any:
         config = self.model.config
         if self._cache_kind == "static":
-            return StaticCache(config=config, max_cache_len=longest)
+            kind = _FlexCache if config._attn_implementation == "flex_attention" else StaticCache
+            return kind(config=config, max_cache_len=longest)
         return DynamicCache(config=config)
+
+
+class _FlexCache(StaticCache):  # type: ignore[misc]
+    """A static cache for flex attention.
+
+    The mask of flex attention is a function of the length that the cache returns, and is called when the cache has already been
+    updated in place (transformers 5.17 to 5.23): a query would see keys after it. A copy keeps the length.
+    """
+
+    def get_seq_length(self, *arguments: Any, **named: Any) -> Any:
+        """Return the number of tokens in the cache."""
+        length = super().get_seq_length(*arguments, **named)
+        return length.clone() if isinstance(length, torch.Tensor) else length
 
 
 _NOTHING: AbstractContextManager[None] = nullcontext()

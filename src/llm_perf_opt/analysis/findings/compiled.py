@@ -60,7 +60,7 @@ def slow_products(evidence: Evidence) -> Finding | None:
         return None  # generated products of quantized weights have no names that tell them from other reductions
     stage, parts = decode.stage, reach.products
     generated = decode.work.batch_size == 1 and not _generates_products(evidence)
-    kept = _library_share(decode) if generated else {}
+    kept = _library_share(decode) if generated and not evidence.facts.setting("runtime.fuse_projections") else {}
     above = [max(part.spent_ns - reach.possible_ns(part), 0.0) * (1 - kept.get(part.name, 0.0)) for part in parts]
     most = sum(max(part.spent_ns - reach.least_ns(part), 0.0) for part in parts)
     expected = sum(above) * (1.0 if generated else SEARCHED)
@@ -140,12 +140,10 @@ def separate_projections(evidence: Evidence) -> Finding | None:
     stage, layers = decode.stage, decode.architecture.layers
     grouped = [layer.attention for layer in layers if isinstance(layer.attention, GroupedAttention)]
     part = next((part for part in reach.products if part.name == "attention_projections"), None)
-    short = [row.mean_ns for row in stage.kernels if row.kind in PRODUCT_KERNELS and not EXPERTS.search(row.name)]
-    if len(grouped) < len(layers) or part is None or part.kernels < _SEPARATE * len(layers) * stage.units or not short:
+    if len(grouped) < len(layers) or part is None or part.kernels < _SEPARATE * len(layers) * stage.units:
         return None
-    share = grouped[0].kv_heads / (2 * grouped[0].heads + 2 * grouped[0].kv_heads)
-    read = part.roofline_ns * share / reach.share / len(layers) / stage.units
-    fixed = max(min(short) - read, reach.fixed_ns)
+    mean, read = (spent / part.kernels for spent in (part.spent_ns, part.roofline_ns / reach.share))
+    fixed = max(mean - read, reach.fixed_ns)
     gated = [layer for layer in layers if isinstance(layer.feed_forward, Mlp) and layer.feed_forward.gated]
     expected, most = (count * fixed * stage.units for count in (2 * len(layers), 2 * len(layers) + len(gated)))
     if expected < WORTHWHILE * stage.budget.wall_ns:
@@ -153,11 +151,11 @@ def separate_projections(evidence: Evidence) -> Finding | None:
     claim: Claim = (
         f"Each of {len(layers)} layers multiplies the same input by the query, key and value matrices in three kernels"
         f"{', and by the two matrices of its gated MLP in two' if gated else ''}.",
-        f"The shortest product takes {duration(min(short), 3)}; reading a key matrix takes {duration(read, 3)} of that.",
+        f"A product of attention takes {duration(mean, 3)} on average; reading its matrix takes {duration(read, 3)} of that.",
     )
     because = (
-        "each product that is merged into another is expected to save the time that the shortest one takes beyond reading its "
-        "matrix; longer products of an MLP may save nothing"
+        "each product of attention that is merged into another is expected to save what such a product takes on average beyond "
+        "reading its matrix; longer products of an MLP may save nothing"
     )
     to_try = ToTry(
         ("runtime.fuse_projections=true",),
@@ -186,10 +184,11 @@ def slow_decode_attention(evidence: Evidence) -> Finding | None:
     layers = len(decode.architecture.layers) * stage.units
     roofline = reach.roofline_ns("attention_core")
     spent = core + before
-    above = spent - roofline - layers * reach.fixed_ns
+    backend = next((name for name, pattern in _BACKENDS if any(pattern.search(row.name) for row in kernels)), "")
+    to_try = _other_attention(decode, backend, copies=before > core / 3)
+    above = spent - roofline - layers * reach.fixed_ns * (_GENERATED_KERNELS if _EAGER in to_try.overrides else 1)
     if not kernels or not roofline or above / 2 < WORTHWHILE * stage.budget.wall_ns:
         return None
-    backend = next((name for name, pattern in _BACKENDS if any(pattern.search(row.name) for row in kernels)), "")
     claim: Claim = (
         f"Attention of decode takes {unit_time(stage, spent)} per {stage.unit}, {spent / roofline:.1f} × roofline "
         f"({unit_time(stage, roofline)}), for a batch of {decode.work.batch_size}.",
@@ -204,24 +203,34 @@ def slow_decode_attention(evidence: Evidence) -> Finding | None:
     )
     because = "how fast the other kernels are is unknown; the expected saving is half of the time above what is possible"
     bounds = (0.0, above / 2, spent - roofline)
-    return _device_finding(
-        decode, "slow_decode_attention", claim, (rows, because), bounds, _other_attention(evidence, backend, before > core / 3)
-    )
+    return _device_finding(decode, "slow_decode_attention", claim, (rows, because), bounds, to_try)
 
 
-def _other_attention(evidence: Evidence, backend: str, copies: bool) -> ToTry:
+_EAGER = "runtime.attn_implementation=eager"
+_GENERATED_KERNELS = 3
+"""Kernels of a generated attention per layer: scores, softmax and the sum of the values."""
+
+
+def _other_attention(decode: Decode, backend: str, *, copies: bool) -> ToTry:
     """Return the attention to try: one that reads grouped heads without copies, or another backend of SDPA."""
+    evidence = decode.evidence
     words = "Use an attention that splits the keys over blocks and reads grouped key and value heads without copying them."
     title = "Try another attention implementation"
     if evidence.facts.attention not in ("", "auto", "sdpa"):
         return ToTry(change=words, title=title)
-    if copies or evidence.facts.setting("runtime.attention_backend") not in (None, "auto"):
-        settings = (
-            [] if evidence.facts.setting("runtime.attention_backend") in (None, "auto") else ["runtime.attention_backend=auto"]
+    chosen = evidence.facts.setting("runtime.attention_backend") not in (None, "auto")
+    if not copies and not chosen:
+        other = "efficient" if backend == "cudnn" else "cudnn"
+        return ToTry((f"runtime.attention_backend={other}",), words, title, ATTENTION)
+    settings = ("runtime.attention_backend=auto",) if chosen else ()
+    if decode.work.batch_size == 1:
+        tuning = () if _generates_products(evidence) else _GENERATE.overrides
+        words = (
+            "Let the compiler generate attention from its formula (products, softmax): it reads grouped key and value heads "
+            "without copying them, and fuses the mask."
         )
-        return ToTry((*settings, "runtime.attn_implementation=flex_attention"), words, title, ATTENTION)
-    other = "efficient" if backend == "cudnn" else "cudnn"
-    return ToTry((f"runtime.attention_backend={other}",), words, title, ATTENTION)
+        return ToTry((*settings, _EAGER, *tuning), words, "Let the compiler generate attention", ATTENTION)
+    return ToTry((*settings, "runtime.attn_implementation=flex_attention"), words, title, ATTENTION)
 
 
 def many_small_kernels(evidence: Evidence) -> Finding | None:
