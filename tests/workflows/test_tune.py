@@ -11,12 +11,13 @@ from unittest.mock import patch
 
 import pytest
 
-from builders import MS, default_config, manifest
+from builders import MS, default_config, iteration, manifest
 from llm_perf_opt.analysis.comparison import statistics
 from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
-from llm_perf_opt.analysis.tuning.goals import parse_budget
+from llm_perf_opt.analysis.tuning.goals import GOALS, parse_budget
+from llm_perf_opt.analysis.tuning.outcomes import distance_of
 from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
@@ -26,10 +27,13 @@ from llm_perf_opt.core.units import duration
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.tune import _cards, final_command
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
-from llm_perf_opt.workflows.tune import begin, resume, tune
+from llm_perf_opt.workflows.run_reader import RunReader
+from llm_perf_opt.workflows.tune import CapturedRuns, begin, resume, tune
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, TuneOptions
 from llm_perf_opt.workflows.tune_options import check_for_base
+from llm_perf_opt.workflows.tune_runs import Recorder, configuration
 from tuning_builders import FakeRuns, fake_base, fake_finding, fake_runtime, fake_settings, names
+from whole_runs import whole_run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -233,6 +237,36 @@ def test_a_base_that_was_measured_for_the_search_is_called_base(base: Base) -> N
     (card, *_) = _cards(found).cards
     assert (card.name, card.detail, found.recorded_value) == ("Base", "tpot", None)
     assert "The clock was low then." in found.notes
+
+
+def test_all_runs_of_a_search_are_compared_with_the_peaks_of_its_base(tmp_path: Path) -> None:
+    """Unprofiled runs measure none: without those of the base, the datasheet's would make a faster step look further away."""
+    base, trial = (whole_run(tmp_path / name, traces=False) for name in ("base", "trial"))
+    runs = CapturedRuns(tmp_path, RunReader(base), QuietProgress())
+    with_peaks = distance_of(runs.read(trial.path, profiled=False), GOALS["tpot"])
+    trial.ceilings_file.unlink()
+    passes = tuple(one for one in trial.manifest().passes if one.name != "ceilings")
+    trial.write_manifest(replace(trial.manifest(), passes=passes))
+    assert with_peaks is not None
+    assert distance_of(runs.read(trial.path, profiled=False), GOALS["tpot"]) == with_peaks
+    base.ceilings_file.unlink()
+    own = CapturedRuns(tmp_path, RunReader(base), QuietProgress())
+    assert distance_of(own.read(trial.path, profiled=False), GOALS["tpot"]) != with_peaks
+
+
+def test_a_further_run_of_a_compiled_configuration_is_expected_to_compile_for_a_part_of_the_time(base: Base) -> None:
+    def compiling(tried: Tried, _engine: Mapping[str, Any]) -> Tried:
+        assert not isinstance(tried.analysis.timings, Missing)
+        return replace(tried, analysis=replace(tried.analysis, timings=replace(tried.analysis.timings, warmup=(slow,))))
+
+    path, values = base
+    folder = begin(path, TuneOptions(), [])
+    runs = FakeRuns(folder.path, values, seconds=60.0, change=compiling)
+    slow = iteration(50 * MS, [10_000 * MS] * 4)
+    recorder, wanted = Recorder(folder, runs, runs.clock), configuration(values, ())
+    recorder.run(wanted, "first")
+    folder.close()
+    assert recorder.expected_s(wanted) == pytest.approx(60 - 0.7 * 40, rel=0.02)
 
 
 def test_each_step_is_compared_with_the_configuration_before_it(whole: Searched) -> None:

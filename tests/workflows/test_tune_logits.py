@@ -17,6 +17,7 @@ from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune import CapturedRuns, begin, resume, tune
 from llm_perf_opt.workflows.tune_folder import TuneFolder, TuneOptions
 from tuning_builders import FakeRuns, fake_base, fake_logits, fake_runtime, fake_settings
@@ -165,7 +166,8 @@ def test_a_search_of_an_earlier_version_goes_on_without_logits(tmp_path: Path, v
 
 
 def test_trials_are_fed_the_tokens_of_the_base(tmp_path: Path, values: dict[str, Any]) -> None:
-    runs = CapturedRuns(tmp_path, values, [], QuietProgress())
+    fake_base(tmp_path / "run", values)
+    runs = CapturedRuns(tmp_path, RunReader(RunFolder(tmp_path / "run")), QuietProgress())
     assert runs._config((), False, 60.0).profiling.logits is False
     runs.logits = True
     first = runs._config((), False, 60.0).profiling
@@ -187,7 +189,6 @@ def test_a_limit_is_a_number(tmp_path: Path, values: dict[str, Any], most: float
 
 def test_a_run_without_a_recording_says_so(tmp_path: Path, values: dict[str, Any]) -> None:
     from llm_perf_opt.traces.logit_file import write_no_logits
-    from llm_perf_opt.workflows.run_reader import RunReader
 
     fake_base(tmp_path / "run", values)
     run = RunReader(RunFolder(tmp_path / "run"))

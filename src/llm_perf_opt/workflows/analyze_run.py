@@ -59,8 +59,13 @@ GROUPS_OF_ENV = ("cpu", "memory", "packages", "tool", "variables", "working_fold
 _NOT_READ = Missing("the traces were not read")
 
 
-def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
-    """Return the analysis of a run. Without `traces` it is much faster, and kernels and trace are missing."""
+def analyze(
+    run: RunReader, limits: dict[str, float] | None = None, *, traces: bool = True, like: RunReader | None = None
+) -> RunAnalysis:
+    """Return the analysis of a run. Without `traces` it is much faster, and kernels and trace are missing.
+
+    `like`: another run on the same device, whose measured peaks are used if this run has none.
+    """
     if run.manifest.kind == "serving":
         raise ConfigError(f"{run.folder.path} is a run under load, which has no stages.", "`llm-perf report` shows it.")
     timings = run.timings
@@ -69,6 +74,8 @@ def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: b
     untimed = timings if isinstance(timings, Missing) else Missing("no iteration was measured")
     stages = stage_timings(measured, torch) if measured else ()
     peaks = _ceilings(run)
+    if isinstance(peaks, Missing) and like is not None:
+        peaks = _ceilings(like)
     distance = _efficiency(run, torch, measured or untimed, limits, peaks)
     kernels, implausible_count = _kernels(run, measured, distance.found) if traces else (_NOT_READ, None)
     summary = _telemetry_summary(run, measured or untimed)

@@ -101,10 +101,11 @@ def resume(path: Path, budget_s: float | None) -> TuneFolder:
 
 
 class CapturedRuns:
-    """Runs of this machine: ordinary run folders inside the folder of the search. `command` is that of the base."""
+    """Runs of this machine: ordinary run folders inside the folder of the search."""
 
-    def __init__(self, folder: Path, values: Mapping[str, Any], command: Sequence[str], listener: Listener) -> None:
-        self._folder, self._values, self._command, self._listener = folder, values, command, listener
+    def __init__(self, folder: Path, base: RunReader, listener: Listener) -> None:
+        self._folder, self._base, self._listener = folder, base, listener
+        self._values, self._command = base.settings, base.manifest.command
         self.logits = False
         """Whether runs record logits."""
         self.reference: str | None = None
@@ -133,9 +134,9 @@ class CapturedRuns:
         return replace(own, profiling=profiling)
 
     def read(self, path: Path, *, profiled: bool) -> Tried:
-        """Analyze a run."""
+        """Analyze a run. Unprofiled runs measure no peaks, so those of the base count: all steps have the same ones."""
         run = RunReader.open(path)
-        return Tried(str(run.folder.path), analyze(run, traces=profiled), run.tokens, run.logits)
+        return Tried(str(run.folder.path), analyze(run, traces=profiled, like=self._base), run.tokens, run.logits)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def tune(
     run = RunReader.open(Path(state.base))
     values = run.settings
     here = runs is None
-    captured = CapturedRuns(folder.path, values, run.manifest.command, listener)
+    captured = CapturedRuns(folder.path, run, listener)
     captured.logits = state.options.logits
     runs = runs or captured
     recorder = Recorder(folder, runs, clock)
