@@ -306,7 +306,7 @@ def test_odd_names_and_links(tmp_path: Path) -> None:
     assert len(view(tmp_path).runs) == 1
 
 
-@pytest.mark.parametrize("place", ["bad", "bad/raw", "bad/run.json"])
+@pytest.mark.parametrize("place", ["bad", "bad/raw", "bad/run.json", "bad/config.yaml", "bad/raw/clean/timings.json"])
 def test_a_run_that_is_not_readable_is_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
@@ -357,6 +357,9 @@ def test_the_command_prints_lists_and_views(tmp_path: Path) -> None:
         (("--older-than", "1d", "--html"), "--html does not select"),
         (("--metric", "tpot"), "--metric alone"),
         (("--best", "--metric", "speed"), "no such metric"),
+        (("--best", "--status", "done"), "unknown status"),
+        (("--best", "--status", "planned"), "a status of sweeps, which these views do not show"),
+        (("--hardware", "h200", "--status", "planned"), "a status of sweeps, which these views do not show"),
         (("--best", "--limit", "3"), "--limit restricts the list only"),
     ],
 )

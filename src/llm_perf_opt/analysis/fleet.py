@@ -12,8 +12,6 @@ from llm_perf_opt.core.records import Maybe, Missing
 COMMIT_LETTERS = 10
 """Characters of a commit that are shown."""
 UNKNOWN = "unknown"
-STATUSES = ("complete", "partial", "failed", "damaged")
-"""Of a run in a list."""
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -38,7 +36,7 @@ class FleetRun(msgspec.Struct, frozen=True, gc=False):
     """Relative to the folder that was searched."""
     created: str
     status: str
-    """complete, partial, failed or damaged."""
+    """One of RUN_STATUSES."""
     why: str = ""
     kind: str = "run"
     experiment: str = ""

@@ -63,7 +63,7 @@ def show_fleet(
 
 def _print_unreadable(runs: "Sequence[FleetRun]") -> None:
     """Name the runs that no view shows because they cannot be read."""
-    from llm_perf_opt.core.user_files import UNREADABLE
+    from llm_perf_opt.core.run_status import UNREADABLE
 
     unread = [run for run in runs if run.status == UNREADABLE]
     for run in unread[:_MOST_NAMED]:

@@ -15,9 +15,10 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError
 from llm_perf_opt.core.host import user_cache_folder
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
-from llm_perf_opt.core.user_files import COMPRESSED, DEEPEST_RUN, UNREADABLE, read_bytes
+from llm_perf_opt.core.run_status import UNREADABLE
+from llm_perf_opt.core.user_files import COMPRESSED, DEEPEST_RUN, read_bytes
 
-_FORMAT = 1
+_FORMAT = 2
 """Incremented when the content of an index changes its meaning."""
 VERSION = f"{_FORMAT} {__version__} {' '.join(metric.key for metric in METRICS)}"
 _NOWHERE = Path(os.devnull)
