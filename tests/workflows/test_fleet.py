@@ -236,6 +236,14 @@ def test_only_the_last_two_clean_commits_are_compared(tmp_path: Path) -> None:
 # --- the index ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_is_read_again_after_its_permissions_have_changed(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "00")
+    view(tmp_path)
+    folder.env_file.chmod(0o600)
+    assert find_fleet(tmp_path, Filters())[0].read == 1
+    assert find_fleet(tmp_path, Filters())[0].read == 0
+
+
 def test_only_changed_runs_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, [Made(commit=OLD), Made(commit=NEW)])
     assert find_fleet(tmp_path, Filters())[0].read == 2

@@ -41,7 +41,7 @@ def _relative(run: RunFolder) -> tuple[str, ...]:
 _FILES = _relative(RunFolder(_NOWHERE))
 _MANIFEST = _FILES[0]
 Stamp = tuple[int, ...]
-"""Time and size of each of the files; zeros for one that is not there."""
+"""Times of content and of permissions, and size, of each of the files; zeros for one that is not there."""
 
 
 class IndexedRun(msgspec.Struct, frozen=True, gc=False):
@@ -173,10 +173,10 @@ def _stamp(folder: str) -> Stamp:
                 stat = os.stat(path)  # noqa: PTH116 - a Path for each of 100,000 files takes longer than the rest
             except OSError:
                 continue
-            found += (stat.st_mtime_ns, stat.st_size)
+            found += (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
             break
         else:
-            found += (0, 0)
+            found += (0, 0, 0)
     return tuple(found)
 
 
