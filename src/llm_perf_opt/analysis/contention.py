@@ -21,7 +21,7 @@ def contention(timings: CleanTimings) -> RunWarning | None:
     if max([*mains, 0.0 if isinstance(mean, Missing) else mean]) <= LEAST_DELAY:
         return None
     words = (
-        f"{_waited(timings, mains, mean)}{_preempted(timings, host)}. The run used {_threads(timings)} on "
+        f"{_waited(timings, mains, mean)}{_preempted(timings, host)}. The run used {thread_words(timings)} on "
         f"{_count(host.processors, 'processor')}{_others(host)}. The times are inflated. {_advice(timings, host)}."
     )
     return RunWarning(WarningId.CONTENDED_PROCESSORS, words)
@@ -55,9 +55,10 @@ def _preempted(timings: CleanTimings, host: HostLoad) -> str:
     return f"; {whose} were preempted {_count(round(switches / (host.wall_ns / 1e9)), 'time')} per second"
 
 
-def _threads(timings: CleanTimings) -> str:
-    each = f" in each of {rank_count(timings.ranks)} ranks" if timings.ranks else ""
-    return f"{_count(timings.threads, 'thread')}{each}"
+def thread_words(timings: CleanTimings) -> str:
+    """Return the number of threads, of each rank if there are several."""
+    ranks = rank_count(timings.ranks)
+    return f"{_count(timings.threads, 'thread')}{f' in each of {ranks} ranks' if ranks > 1 else ''}"
 
 
 def _advice(timings: CleanTimings, host: HostLoad) -> str:
