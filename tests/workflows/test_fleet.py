@@ -333,10 +333,22 @@ def test_a_run_that_is_not_readable_is_named_with_the_reason(
     assert {run.status for run in view(tmp_path).runs} == {"complete"}, "read again when it can be"
 
 
+@pytest.mark.parametrize(("locked_runs", "said"), [(11, "1 more run is not readable"), (12, "2 more runs are not readable")])
+def test_more_runs_that_are_not_readable_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], locked_runs: int, said: str
+) -> None:
+    for number in range(locked_runs):
+        made_run(tmp_path / "mine" / f"{number:02d}")
+        locked(monkeypatch, tmp_path / "mine" / f"{number:02d}")
+    runs(tmp_path, best=True)
+    assert said in capsys.readouterr().err
+
+
 def test_one_run_is_not_called_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_run(tmp_path / "00")
     runs(tmp_path, html="")
     assert capsys.readouterr().out.startswith("1 run: ")
+    assert ">1 run.<" in (tmp_path / "index.html").read_text()
 
 
 # --- the command --------------------------------------------------------------------------------------------------------

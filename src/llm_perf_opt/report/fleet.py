@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.fleet import ORDER, Best, ChangedMetric, Fleet, FleetRun, Point, Reading, Series, SeriesChange
 from llm_perf_opt.analysis.metrics import MetricDefinition, metric_named
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.units import durations
+from llm_perf_opt.core.units import counted, durations
 from llm_perf_opt.report.document import (
     Block,
     Card,
@@ -50,7 +50,7 @@ def fleet_document(found: Fleet) -> Document:
         Section("definitions", "Definitions", [Items(_definitions(found))]),
     ]
     shown = f"{grouped(len(found.runs))} of {grouped(found.found)} runs"
-    subtitle = f"{shown} match {' '.join(found.filters)}." if found.filters else f"{grouped(found.found)} runs."
+    subtitle = f"{shown} match {' '.join(found.filters)}." if found.filters else f"{counted(found.found, 'run')}."
     return Document(f"Runs in {found.folder}", subtitle, "", sections)
 
 

@@ -12,6 +12,7 @@ from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, fil
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.run_status import DAMAGED, PLANNED, UNREADABLE, check_status, is_denied, status_of
+from llm_perf_opt.core.units import counted
 from llm_perf_opt.core.user_files import DEEPEST_RUN
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, damage_of, is_sweep
@@ -134,11 +135,7 @@ def _sweep_row(path: Path, sweep: Sweep) -> Listed:
     why = "" if done == len(points) else f"{done} of {len(points)} points are complete" if started else "no point has started"
     swept = sorted({text.split("=")[0] for point in sweep.points for text in point.swept})
     over = f" over {', '.join(swept)}" if swept else ""
-    return Listed("sweep", str(path), sweep.created, status, why, workload=f"{_count(len(points), 'point')}{over}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return Listed("sweep", str(path), sweep.created, status, why, workload=f"{counted(len(points), 'point')}{over}")
 
 
 def file_time(file: Path) -> str:
@@ -206,7 +203,7 @@ def _with_loads(row: Listed, run: RunReader) -> Listed:
     loads = sorted({point.asked for point in points})
     span = f"{loads[0]:g} – {loads[-1]:g}" if len(loads) > 1 else f"{loads[0]:g}" if loads else ""
     unit = "at a time" if points and points[0].kind == "concurrency" else "requests/s"
-    return replace(row, workload=f"{_count(len(loads), 'load')}, {span} {unit}" if loads else "no load")
+    return replace(row, workload=f"{counted(len(loads), 'load')}, {span} {unit}" if loads else "no load")
 
 
 def _with_damage(row: Listed) -> Listed:
@@ -223,7 +220,7 @@ def _with_damage(row: Listed) -> Listed:
     if not damage:
         return row
     done = sum(point.status == "complete" for point in there) - len(damage)
-    words = f"{_count(done, 'point')} {'is' if done == 1 else 'are'}"
+    words = f"{counted(done, 'point')} {'is' if done == 1 else 'are'}"
     return replace(row, status="partial", why=f"{words} complete, {len(damage)} damaged: {damage[0]}")
 
 
