@@ -144,6 +144,27 @@ def test_random_and_real_weights_batches_and_prompts_are_apart(tmp_path: Path) -
     assert len(found.series) == 4
 
 
+def test_the_best_run_shows_the_settings_in_which_the_others_differ(tmp_path: Path) -> None:
+    compiled = {"  compile: none\n": "  compile: default\n"}
+    write(tmp_path, [Made(tpot_ms=10, settings=compiled), Made(tpot_ms=20), Made(tpot_ms=30, batch=2)])
+    alone, chosen = sorted(view(tmp_path).best, key=lambda row: row.runs)
+    assert (alone.settings, chosen.settings) == ({}, {"runtime.compile": "default"})
+    assert json.loads(llm_perf("runs", tmp_path, "--best", "--json").stdout)["best"][0]["settings"] == {
+        "runtime.compile": "default"
+    }
+    assert llm_perf("runs", tmp_path, "--best", "--html").returncode == 0
+    for text in (llm_perf("runs", tmp_path, "--best").stdout, (tmp_path / "index.html").read_text()):
+        assert "runtime.compile=default" in text
+        assert "runtime.cache=" not in text, "it is the same in all"
+
+
+def test_a_best_run_without_settings_says_so(tmp_path: Path) -> None:
+    write(tmp_path, [Made(tpot_ms=10), Made(tpot_ms=20)])
+    RunFolder(tmp_path / "00").config_file.unlink()
+    (best,) = view(tmp_path).best
+    assert (best.run.path, best.runs, best.settings) == ("00", 2, None)
+
+
 def test_the_best_of_a_rate_is_the_highest_and_close_runs_are_counted(tmp_path: Path) -> None:
     write(tmp_path, [Made(tpot_ms=10), Made(tpot_ms=10.005), Made(tpot_ms=12)])
     (best,) = view(tmp_path, "decode_rate").best

@@ -166,7 +166,7 @@ def view_fleet(
         runs=tuple(runs),
         found=len(index.runs),
         key=key,
-        best=best_runs(runs, key),
+        best=best_runs(runs, key, index.settings),
         series=series,
         changes=tuple(changes),
         filters=filters.words,
