@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from builders import MS, clean_timings, default_config, in_a_row, model_facts
+from builders import MS, clean_timings, default_config, in_a_row, iteration, manifest, model_facts
 from evidence_builders import NOTHING_TO_FUSE, QUIET, evidence, stage_evidence
 from llm_perf_opt.analysis.cost_model.cost import Formats
 from llm_perf_opt.analysis.cost_model.families import architecture_of
@@ -30,6 +30,7 @@ from llm_perf_opt.config.runtimes import Runtime
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.warnings import RunWarning, WarningId
+from llm_perf_opt.workflows.run_warnings import run_warnings
 
 WAITING = {IdleCause.LAUNCH_BOUND: 90 * MS}
 FUSABLE = Fusion(
@@ -458,6 +459,11 @@ def test_noisy_machine() -> None:
     noisy = found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(stable=False)))
     assert noisy is not None
     assert not any(text.endswith(".") for text in noisy.evidence), "the renderer ends the sentence"
+    unsettled = clean_timings(settled=False, warmup=(iteration(),))
+    warned = [warning.text for warning in run_warnings(manifest(), unsettled, (), Missing("no telemetry"))]
+    varying = found("noisy_machine", evidence(stage_evidence(), timings=unsettled))
+    assert varying is not None
+    assert warned == [f"{text}." for text in varying.evidence] == ["The times had not settled after 1 warm-up iteration."]
     assert found("noisy_machine", evidence(stage_evidence(), telemetry=summary(WarningId.BUSY_PROCESSORS))) is not None
     assert found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(), telemetry=summary())) is None
 

@@ -63,6 +63,11 @@ def test_the_cost_model_gives_the_share_of_one_rank() -> None:
     assert isinstance(by["prefill", "all_reduce"].counted, Missing)
 
 
+def test_the_share_of_one_rank_needs_their_number_only() -> None:
+    assert found(of_ranks(rank(0, size=2))).cost == found(of_ranks(rank(0), rank(1))).cost, "an interrupted run"
+    assert isinstance(found(of_ranks(rank(0))).cost, Missing), "of an older version"
+
+
 def collective(step: str, kind: str) -> CollectiveLine:
     return CollectiveLine(
         0, kind, 1024, [0, 1], 0, None, 5, "", 2, 0, None, step,

@@ -17,6 +17,7 @@ from builders import clean_timings, iteration, manifest
 from command import llm_perf
 from llm_perf_opt.cli.app import BUG, app
 from llm_perf_opt.core.run_folder import RunFolder, write_record
+from unreadable import locked
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
 COMMANDS = [line for block in re.findall(r"```\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines()]
@@ -193,6 +194,16 @@ def test_a_damaged_run_is_never_a_regression(project: Path, path: str, change: C
         assert "error: " in done.stderr
         assert Path(path).name in done.stderr
         assert BUG not in done.stderr
+
+
+def test_times_that_may_not_be_read_are_not_called_damaged(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, denied = with_times(project, "base"), with_times(project, "denied")
+    locked(monkeypatch, project / denied / TIMINGS)
+    done = llm_perf("compare", base, project / denied, cwd=project)
+    assert done.returncode == 5, done.stderr
+    assert "timings.json cannot be read: Permission denied" in done.stderr
+    assert "Check its permissions." in done.stderr
+    assert "damaged" not in done.stderr
 
 
 def test_a_run_without_the_times_its_manifest_promises_is_damaged(project: Path) -> None:

@@ -8,16 +8,18 @@ import sys
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.main import get_command
 
 from command import HANG_S
 from llm_perf_opt.cli.app import app
-from llm_perf_opt.cli.completing import complete_hardware, complete_override, complete_run, complete_side
+from llm_perf_opt.cli.completing import complete_hardware, complete_override, complete_run, complete_side, complete_status
 from llm_perf_opt.config.choices import all_keys, group_options
 from llm_perf_opt.config.schema import NcuConfig
 from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import RunStatus
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +119,13 @@ def test_what_would_act_in_a_terminal_is_not_offered(tmp_path: Path) -> None:
     (tmp_path / "conf" / "dataset" / "m\x07.yaml").write_text("name: mine\n")
     assert complete_run("") == ["runs/main/tiny/1"]
     assert complete_override("dataset=m") == []
+
+
+def test_every_status_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert complete_status("") == [*get_args(RunStatus), "damaged", "not readable", "planned"]
+    assert complete_status("p") == ["partial", "planned"]
+    monkeypatch.setenv("COMP_WORDS", "llm-perf\nruns\n--status\nno")
+    assert complete_status("no") == ["not\\ readable"], "bash would split it"
 
 
 def test_hardware_is_offered() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.core.units import TIME, duration, durations, percentage
+from llm_perf_opt.core.units import TIME, counted, duration, durations, percentage
 from llm_perf_opt.report.text import bytes_per_s, fine_percent, flops_per_s, signed, with_unit
 
 
@@ -52,6 +52,10 @@ def test_differences_rates_and_shares() -> None:
     assert (bytes_per_s(4.348e12), bytes_per_s(1500)) == ("4,348 GB/s", "1.500 kB/s")
     assert (fine_percent(0.153), fine_percent(0.000123), fine_percent(1e-9)) == ("15.3 %", "0.0123 %", "< 0.0001 %")
     assert (percentage(0.5), percentage(0.0496, 1), percentage(0.04, 1, signed=True)) == ("50 %", "5.0 %", "+4.0 %")
+
+
+def test_one_thing_has_no_plural() -> None:
+    assert [counted(number, "run") for number in (0, 1, 2, 2000)] == ["0 runs", "1 run", "2 runs", "2,000 runs"]
 
 
 def test_the_ends_of_an_interval_have_the_unit_of_its_middle() -> None:

@@ -262,7 +262,7 @@ def test_images_that_a_model_cannot_take_are_refused_unless_it_runs_on_text(word
     allowed(*words.split(), "dataset.images=0")
 
 
-@pytest.mark.parametrize("words", ["dataset.image_height=64 dataset.image_width=64", "dataset.image_tiles=2"])
+@pytest.mark.parametrize("words", ["dataset.image_height=64 dataset.image_width=64", "dataset.image_tiles=2", "dataset.images=3"])
 def test_a_text_model_takes_no_settings_of_images(words: str) -> None:
     error = refused("model=tiny", *words.split())
     assert "qwen2 models run on text only" in error.fact

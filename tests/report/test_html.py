@@ -43,7 +43,7 @@ def test_the_first_screen_has_figures_budget_and_findings() -> None:
     assert "× roofline" in first
     assert "decode, 10.00 ms per token" in first
     assert "launch gaps 6.000 ms 60.0 %" in first
-    assert first.count("saves about") == 4
+    assert first.count("Saves about") == 4
 
 
 def test_every_metric_shown_is_defined() -> None:

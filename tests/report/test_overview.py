@@ -61,7 +61,7 @@ def test_a_card_has_title_saving_request_evidence_and_the_command() -> None:
     found = change(before_ns=10 * MS)
     page = run_page(analysis_of(found))
     assert "<h3>Use a static cache</h3>" in page
-    assert "saves about 9.00 ms per token <span>(0 – 9.00 ms)</span>" in page
+    assert ">Saves about 9.00 ms per token <span>(0 – 9.00 ms)</span>" in page
     assert re.search(r'class="request">72\.0 ms per request \(about \d+ % of it\); high confidence<', page)
     assert "<code>llm-perf run runtime.cache=static model=tiny</code>" in page, "the old value and the folder are gone"
     assert "<details><summary>Evidence and details</summary>" in page
@@ -87,7 +87,7 @@ def test_advice_comes_first_and_doubts_are_a_banner() -> None:
     analysis = analysis_of(change(), doubt())
     (banner,) = [block for block in overview_blocks(analysis) if isinstance(block, Banner)]
     assert [(item.head, item.text) for item in banner.items] == [("The machine was not quiet.", "Small differences are noise.")]
-    assert banner.items[0].details == ["load 9", "What to do: Stop other programs."]
+    assert banner.items[0].details == ["Load 9", "What to do: Stop other programs."]
     for text in (run_page(analysis), report(analysis), stakeholder_summary(analysis), advice_text([change(), doubt()])):
         assert "2. The machine" not in text
         assert "The machine was not quiet" in text

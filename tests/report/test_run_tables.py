@@ -47,6 +47,8 @@ def test_what_is_not_a_list_of_facts_causes_no_error(odd: Any) -> None:
         (("cuda:0", "cuda:0"), 0, ", tensor parallel 2 (2 ranks share one GPU): "),  # of an older version
         (("cuda:0", "cuda:1", "cuda:0", "cuda:1"), 4, ", tensor parallel 4 (4 ranks share 2 GPUs): "),
         (("cuda:0",), 4, ", tensor parallel 4 (4 ranks): "),
+        (("cpu",), 0, ": "),  # interrupted, of an older version: the number is not known
+        (("cuda:0",), 0, ": "),
     ],
 )
 def test_what_ran_has_the_ranks_and_their_devices(devices: tuple[str, ...], size: int, said: str) -> None:
@@ -65,3 +67,9 @@ def test_what_ran_has_the_devices_of_an_engine() -> None:
 def test_the_threads_of_each_rank_are_counted(threads: int, said: str) -> None:
     timings = clean_timings(ranks=(rank_facts(0, "cpu", size=4),), threads=threads)
     assert said in dict(environment_rows({}, timings))["Measured process"]
+
+
+def test_one_rank_of_an_unknown_number_is_not_called_ranks() -> None:
+    rows = dict(environment_rows({}, clean_timings(ranks=(rank_facts(0, "cpu", size=0),), threads=2)))
+    assert "2 threads" in rows["Measured process"]
+    assert "rank" not in rows["Measured process"]

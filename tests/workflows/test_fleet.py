@@ -144,6 +144,27 @@ def test_random_and_real_weights_batches_and_prompts_are_apart(tmp_path: Path) -
     assert len(found.series) == 4
 
 
+def test_the_best_run_shows_the_settings_in_which_the_others_differ(tmp_path: Path) -> None:
+    compiled = {"  compile: none\n": "  compile: default\n"}
+    write(tmp_path, [Made(tpot_ms=10, settings=compiled), Made(tpot_ms=20), Made(tpot_ms=30, batch=2)])
+    alone, chosen = sorted(view(tmp_path).best, key=lambda row: row.runs)
+    assert (alone.settings, chosen.settings) == ({}, {"runtime.compile": "default"})
+    assert json.loads(llm_perf("runs", tmp_path, "--best", "--json").stdout)["best"][0]["settings"] == {
+        "runtime.compile": "default"
+    }
+    assert llm_perf("runs", tmp_path, "--best", "--html").returncode == 0
+    for text in (llm_perf("runs", tmp_path, "--best").stdout, (tmp_path / "index.html").read_text()):
+        assert "runtime.compile=default" in text
+        assert "runtime.cache=" not in text, "it is the same in all"
+
+
+def test_a_best_run_without_settings_says_so(tmp_path: Path) -> None:
+    write(tmp_path, [Made(tpot_ms=10), Made(tpot_ms=20)])
+    RunFolder(tmp_path / "00").config_file.unlink()
+    (best,) = view(tmp_path).best
+    assert (best.run.path, best.runs, best.settings) == ("00", 2, None)
+
+
 def test_the_best_of_a_rate_is_the_highest_and_close_runs_are_counted(tmp_path: Path) -> None:
     write(tmp_path, [Made(tpot_ms=10), Made(tpot_ms=10.005), Made(tpot_ms=12)])
     (best,) = view(tmp_path, "decode_rate").best
@@ -236,6 +257,14 @@ def test_only_the_last_two_clean_commits_are_compared(tmp_path: Path) -> None:
 # --- the index ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_is_read_again_after_its_permissions_have_changed(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "00")
+    view(tmp_path)
+    folder.env_file.chmod(0o600)
+    assert find_fleet(tmp_path, Filters())[0].read == 1
+    assert find_fleet(tmp_path, Filters())[0].read == 0
+
+
 def test_only_changed_runs_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, [Made(commit=OLD), Made(commit=NEW)])
     assert find_fleet(tmp_path, Filters())[0].read == 2
@@ -306,7 +335,7 @@ def test_odd_names_and_links(tmp_path: Path) -> None:
     assert len(view(tmp_path).runs) == 1
 
 
-@pytest.mark.parametrize("place", ["bad", "bad/raw", "bad/run.json"])
+@pytest.mark.parametrize("place", ["bad", "bad/raw", "bad/run.json", "bad/config.yaml", "bad/raw/clean/timings.json"])
 def test_a_run_that_is_not_readable_is_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
@@ -325,10 +354,22 @@ def test_a_run_that_is_not_readable_is_named_with_the_reason(
     assert {run.status for run in view(tmp_path).runs} == {"complete"}, "read again when it can be"
 
 
+@pytest.mark.parametrize(("locked_runs", "said"), [(11, "1 more run is not readable"), (12, "2 more runs are not readable")])
+def test_more_runs_that_are_not_readable_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], locked_runs: int, said: str
+) -> None:
+    for number in range(locked_runs):
+        made_run(tmp_path / "mine" / f"{number:02d}")
+        locked(monkeypatch, tmp_path / "mine" / f"{number:02d}")
+    runs(tmp_path, best=True)
+    assert said in capsys.readouterr().err
+
+
 def test_one_run_is_not_called_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_run(tmp_path / "00")
     runs(tmp_path, html="")
     assert capsys.readouterr().out.startswith("1 run: ")
+    assert ">1 run.<" in (tmp_path / "index.html").read_text()
 
 
 # --- the command --------------------------------------------------------------------------------------------------------
@@ -357,6 +398,9 @@ def test_the_command_prints_lists_and_views(tmp_path: Path) -> None:
         (("--older-than", "1d", "--html"), "--html does not select"),
         (("--metric", "tpot"), "--metric alone"),
         (("--best", "--metric", "speed"), "no such metric"),
+        (("--best", "--status", "done"), "unknown status"),
+        (("--best", "--status", "planned"), "a status of sweeps, which these views do not show"),
+        (("--hardware", "h200", "--status", "planned"), "a status of sweeps, which these views do not show"),
         (("--best", "--limit", "3"), "--limit restricts the list only"),
     ],
 )

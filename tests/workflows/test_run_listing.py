@@ -238,7 +238,7 @@ def test_the_times_of_a_clean_pass_that_was_ended_are_shown(tmp_path: Path) -> N
     assert (row.status, row.why, row.ttft_ns, row.tpot_ns) == ("partial", "Interrupted.", 100e6, 20e6)
 
 
-@pytest.mark.parametrize("place", ["bad", "bad/raw", "bad/run.json"])
+@pytest.mark.parametrize("place", ["bad", "bad/raw", "bad/run.json", "bad/raw/clean/timings.json"])
 def test_a_run_that_is_not_readable_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     measured(tmp_path / "good", day(2))
     measured(tmp_path / "bad", day(1))
@@ -248,7 +248,8 @@ def test_a_run_that_is_not_readable_is_a_row(tmp_path: Path, monkeypatch: pytest
     assert rows["bad"].status == "not readable"
     assert "Permission denied" in rows["bad"].why
     assert [row.path for row in list_runs(tmp_path, status="not readable").rows] == [str(tmp_path / "bad")]
-    assert len(list_runs(tmp_path, model="tiny").rows) >= 1
+    named = {"good"} if place == "bad" else {"good", "bad"}
+    assert {Path(row.path).name for row in list_runs(tmp_path, model="tiny").rows} == named, "a locked folder hides its model too"
 
 
 def test_a_sweep_with_a_point_that_is_not_readable_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,10 +260,12 @@ def test_a_sweep_with_a_point_that_is_not_readable_is_a_row(tmp_path: Path, monk
         locked(during, tmp_path / "sweep" / "001")
         (row,) = list_runs(tmp_path).rows
     assert (row.kind, row.model, row.status, row.why) == ("sweep", "tiny", "partial", "1 of 2 points are complete")
-    locked(monkeypatch, tmp_path / "sweep" / "001" / "raw")
-    (row,) = list_runs(tmp_path).rows
-    assert (row.kind, row.model, row.status) == ("sweep", "tiny", "not readable")
-    assert "001" in row.why
+    for place in ("raw", "raw/clean/timings.json"):
+        with monkeypatch.context() as during:
+            locked(during, tmp_path / "sweep" / "001" / place)
+            (row,) = list_runs(tmp_path).rows
+        assert (row.kind, row.model, row.status) == ("sweep", "tiny", "not readable")
+        assert "001" in row.why
 
 
 def test_of_thousands_only_those_shown_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

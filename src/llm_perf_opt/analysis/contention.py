@@ -3,7 +3,7 @@
 from llm_perf_opt.core.host_records import HostLoad
 from llm_perf_opt.core.rank_records import rank_count
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.core.units import percentage
+from llm_perf_opt.core.units import counted, percentage
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 LEAST_DELAY = 0.05
@@ -21,8 +21,8 @@ def contention(timings: CleanTimings) -> RunWarning | None:
     if max([*mains, 0.0 if isinstance(mean, Missing) else mean]) <= LEAST_DELAY:
         return None
     words = (
-        f"{_waited(timings, mains, mean)}{_preempted(timings, host)}. The run used {_threads(timings)} on "
-        f"{_count(host.processors, 'processor')}{_others(host)}. The times are inflated. {_advice(timings, host)}."
+        f"{_waited(timings, mains, mean)}{_preempted(timings, host)}. The run used {thread_words(timings)} on "
+        f"{counted(host.processors, 'processor')}{_others(host)}. The times are inflated. {_advice(timings, host)}."
     )
     return RunWarning(WarningId.CONTENDED_PROCESSORS, words)
 
@@ -52,12 +52,13 @@ def _preempted(timings: CleanTimings, host: HostLoad) -> str:
     if isinstance(switches, Missing):
         return ""
     whose = "threads of rank 0" if timings.ranks else "threads"
-    return f"; {whose} were preempted {_count(round(switches / (host.wall_ns / 1e9)), 'time')} per second"
+    return f"; {whose} were preempted {counted(round(switches / (host.wall_ns / 1e9)), 'time')} per second"
 
 
-def _threads(timings: CleanTimings) -> str:
-    each = f" in each of {rank_count(timings.ranks)} ranks" if timings.ranks else ""
-    return f"{_count(timings.threads, 'thread')}{each}"
+def thread_words(timings: CleanTimings) -> str:
+    """Return the number of threads, of each rank if there are several."""
+    ranks = rank_count(timings.ranks)
+    return f"{counted(timings.threads, 'thread')}{f' in each of {ranks} ranks' if ranks > 1 else ''}"
 
 
 def _advice(timings: CleanTimings, host: HostLoad) -> str:
@@ -69,10 +70,6 @@ def _advice(timings: CleanTimings, host: HostLoad) -> str:
     elif rank_count(timings.ranks) > host.processors:
         ways.append("use fewer ranks (runtime.tensor_parallel)")
     return f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _others(host: HostLoad) -> str:

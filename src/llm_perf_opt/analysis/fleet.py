@@ -1,8 +1,9 @@
 """Many runs at once: which of them may be pooled, the best of each model and hardware, and a metric over commits."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
@@ -12,8 +13,6 @@ from llm_perf_opt.core.records import Maybe, Missing
 COMMIT_LETTERS = 10
 """Characters of a commit that are shown."""
 UNKNOWN = "unknown"
-STATUSES = ("complete", "partial", "failed", "damaged")
-"""Of a run in a list."""
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -38,7 +37,7 @@ class FleetRun(msgspec.Struct, frozen=True, gc=False):
     """Relative to the folder that was searched."""
     created: str
     status: str
-    """complete, partial, failed or damaged."""
+    """One of RUN_STATUSES."""
     why: str = ""
     kind: str = "run"
     experiment: str = ""
@@ -140,12 +139,15 @@ class Best:
     """Runs that it was chosen from."""
     close: int
     """Others whose intervals overlap with its own: they cannot be distinguished from it."""
+    settings: Mapping[str, str] | None = None
+    """Its settings in which the runs that it was chosen from differ; None if its settings are unknown."""
 
 
-def best_runs(runs: Iterable[FleetRun], key: str) -> tuple[Best, ...]:
+def best_runs(runs: Iterable[FleetRun], key: str, settings: Mapping[str, Mapping[str, str]]) -> tuple[Best, ...]:
     """Return the best run of each model, workload, device and number of devices, over all settings and commits.
 
     Runs of random and of real weights, of other precisions and of other prompts are never ranked with each other.
+    `settings`: the settings by `FleetRun.settings`.
     """
     groups: dict[tuple[str, str, str, int], list[tuple[Reading, FleetRun]]] = {}
     for run in runs:
@@ -157,8 +159,30 @@ def best_runs(runs: Iterable[FleetRun], key: str) -> tuple[Best, ...]:
     for members in groups.values():
         reading, run = min(members, key=lambda member: (sign * member[0].median, member[1].created, member[1].path))
         close = sum(other.overlaps(reading) for other, _ in members) - 1
-        best.append(Best(run, reading, len(members), close))
+        known = {member.settings: settings[member.settings] for _, member in members if member.settings in settings}
+        own = _only(known[run.settings], _differing(known.values())) if run.settings in known else None
+        best.append(Best(run, reading, len(members), close, own))
     return tuple(sorted(best, key=lambda row: (row.run.model, row.run.on, row.run.weights, row.run.batch or 0, row.run.path)))
+
+
+_MOST_NAMED = 4
+"""Settings that are shown of a run or a series."""
+UNSET = "unset"
+
+
+def _differing(settings: Collection[Mapping[str, str]]) -> list[str]:
+    """Return the keys whose values are not all the same."""
+    return sorted(key for key in {*chain(*settings)} if len({values.get(key) for values in settings}) > 1)
+
+
+def _only(values: Mapping[str, str], keys: Iterable[str]) -> dict[str, str]:
+    return {key: values.get(key, UNSET) for key in keys}
+
+
+def settings_words(values: Mapping[str, str]) -> list[str]:
+    """Return the first settings as KEY=VALUE, and whether there are more."""
+    words = [f"{key}={value}" for key, value in values.items()]
+    return words if len(words) <= _MOST_NAMED else [*words[:_MOST_NAMED], "…"]
 
 
 # --- over commits -----------------------------------------------------------------------------------------------------
@@ -250,7 +274,6 @@ def _point(runs: Sequence[FleetRun], key: str, first: str) -> Point:
     return Point(runs[0].commit, runs[0].version, runs[0].dirty is False, first, tuple(runs), value, low, high)
 
 
-_MOST_NAMED = 4
 _KINDS = ("architecture", "set of prompts", "kind of machine")
 """What the first three keys of a series stand for, if two series have the same description."""
 
@@ -266,10 +289,9 @@ def _names(
     named = {}
     for name, members in alike.items():
         known = [settings.get(group[3], {}) for group in members]
-        keys = sorted({key for values in known for key in values if len({other.get(key) for other in known}) > 1})
+        keys = _differing(known)
         for number, (group, values) in enumerate(zip(members, known, strict=True), start=1):
-            words = [f"{key}={values.get(key, 'unset')}" for key in keys][:_MOST_NAMED]
-            words += ["…"] if len(keys) > _MOST_NAMED else []
+            words = settings_words(_only(values, keys))
             words += [f"another {kind}" for place, kind in enumerate(_KINDS) if group[place] != members[0][place]]
             apart = f" ({', '.join(words)})" if words else ""
             named[group] = name if len(members) == 1 else f"{name}{apart} #{number}"

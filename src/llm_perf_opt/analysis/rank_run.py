@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.cost_model.work import Logits, Step
 from llm_perf_opt.analysis.limits.efficiency import formats_of
 from llm_perf_opt.analysis.ranks.document import RanksAnalysis
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.rank_records import RankFacts, sharing
+from llm_perf_opt.core.rank_records import RankFacts, rank_count, sharing
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.stages import Stage
 
@@ -74,7 +74,7 @@ def rank_run(timings: Maybe[CleanTimings], traces: Maybe[RanksAnalysis]) -> Rank
     ranks = () if isinstance(timings, Missing) else timings.ranks
     if not ranks and isinstance(traces, Missing):
         return None
-    cost = timings if isinstance(timings, Missing) else _cost(timings, len(ranks), traces)
+    cost = timings if isinstance(timings, Missing) else _cost(timings, rank_count(ranks), traces)
     return RankRun(ranks, _slowest(ranks), cost, traces)
 
 
@@ -88,7 +88,7 @@ def _slowest(ranks: tuple[RankFacts, ...]) -> tuple[int, ...]:
 def _cost(timings: CleanTimings, size: int, traces: Maybe[RanksAnalysis]) -> Maybe[RankCost]:
     work, formats, plan = timings.workload, formats_of(timings.model), Plan(tp=size)
     if size < 2:
-        return Missing("the facts of all ranks are not known")
+        return Missing("the number of ranks is not known")
     try:
         architecture = architecture_of(timings.model.architecture)
         check_plan(architecture, plan)

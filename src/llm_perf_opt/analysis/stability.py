@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.core.records import CleanTimings
-from llm_perf_opt.core.units import percentage
+from llm_perf_opt.core.units import counted, percentage
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 Floats = npt.NDArray[np.float64]
@@ -82,7 +82,9 @@ class Stability:
             return f"repeats drift by {percentage(self.size, 1, signed=True)} from first to last"
         if self.movement is Movement.SHIFT:
             return f"repeats shift by {percentage(self.size, 1, signed=True)} at repeat {self.at}"
-        return "repeats keep their level" if self.movement is Movement.STEADY else f"{self.repeats} repeats cannot show a drift"
+        if self.movement is Movement.STEADY:
+            return "repeats keep their level"
+        return f"{counted(self.repeats, 'repeat')} cannot show a drift"
 
 
 def run_stability(timings: CleanTimings) -> dict[str, Stability]:
@@ -92,6 +94,14 @@ def run_stability(timings: CleanTimings) -> dict[str, Stability]:
         series["prefill"] = [repeat.prefill_ns for repeat in timings.iterations]
         series["decode"] = [repeat.decode_ns for repeat in timings.iterations]
     return {key: stability(np.log(times)) for key, times in series.items() if times and min(times) > 0}
+
+
+def settling_warning(timings: CleanTimings) -> RunWarning | None:
+    """Return a warning if the times were still changing when the warm-up ended, otherwise None."""
+    if timings.settled:
+        return None
+    after = counted(len(timings.warmup), "warm-up iteration")
+    return RunWarning(WarningId.NOT_SETTLED, f"The times had not settled after {after}.")
 
 
 def movement_warnings(found: Mapping[str, Stability]) -> list[RunWarning]:

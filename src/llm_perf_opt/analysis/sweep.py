@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stats import ends
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.records import CleanTimings, Distribution, Maybe, Missing
+from llm_perf_opt.core.run_status import status_of
 
 Hardware = Mapping[str, str]
 """Facts of the hardware by key, as in a comparison. Unknown facts are left out and do not count as different."""
@@ -354,7 +355,7 @@ def _status(entry: SweepEntry, analysis: RunAnalysis) -> tuple[str, str, bool]:
     if analysis.impossible is not None:
         return IMPOSSIBLE, f"{analysis.impossible.fact} {analysis.impossible.remedy}", False
     if analysis.damaged is not None:
-        return "damaged", analysis.damaged.fact, False
+        return status_of(analysis.damaged), analysis.damaged.fact, False
     if entry.status == "partial" and analysis.manifest.status == "partial":  # another of its passes failed
         clean = analysis.manifest.pass_named("clean")
         return entry.status, entry.why, clean is not None and clean.status == "complete"

@@ -5,6 +5,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from llm_perf_opt.core.run_status import LISTED_STATUSES
 from llm_perf_opt.core.terminal import one_line
 
 RUNS = Path("runs")
@@ -95,8 +96,9 @@ def complete_runtime(incomplete: str) -> list[str]:
 
 
 def complete_status(incomplete: str) -> list[str]:
-    """Complete the status of a run."""
-    return [name for name in ("complete", "partial", "failed", "damaged", "planned") if name.startswith(incomplete)]
+    """Complete the status of a run or a sweep. Bash inserts it as it is, so a space needs a backslash there."""
+    found = [name for name in LISTED_STATUSES if name.startswith(incomplete)]
+    return [name.replace(" ", "\\ ") for name in found] if "COMP_WORDS" in os.environ else found
 
 
 def _plain(candidates: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ import typer
 
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, note_debug, print_json, verb_group
 from llm_perf_opt.core.errors import LlmPerfError
+from llm_perf_opt.core.units import counted
 from llm_perf_opt.core.user_files import PROJECT_CONF
 from llm_perf_opt.workspace.data.layout import DATASETS_ROOT, MODELS_ROOT, SOURCE, DatasetTree, given_root
 
@@ -227,7 +228,7 @@ def refresh(
         print(f"warning: left as it is: {why}", file=sys.stderr)
     for path in changed:
         print(f"updated {path}")
-    print(f"{len(folders)} refreshed, {len(changed)} files changed")
+    print(f"{len(folders)} refreshed, {counted(len(changed), 'file')} changed")
 
 
 def _print_skipped(skipped: "Skipped") -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.cli.shared import print_json
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.host import without_garbage_collection
+from llm_perf_opt.core.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,18 +59,19 @@ def show_fleet(
     elif views - {"html"}:
         sys.stdout.write(_text(found, views))
     if page is not None:
-        print(f"{len(runs)} run{'' if len(runs) == 1 else 's'}: {page}", file=sys.stderr if as_json else sys.stdout)
+        print(f"{counted(len(runs), 'run')}: {page}", file=sys.stderr if as_json else sys.stdout)
 
 
 def _print_unreadable(runs: "Sequence[FleetRun]") -> None:
     """Name the runs that no view shows because they cannot be read."""
-    from llm_perf_opt.core.user_files import UNREADABLE
+    from llm_perf_opt.core.run_status import UNREADABLE
 
     unread = [run for run in runs if run.status == UNREADABLE]
     for run in unread[:_MOST_NAMED]:
         print(f"warning: {run.path} is not readable: {run.why}", file=sys.stderr)
     if len(unread) > _MOST_NAMED:
-        print(f"warning: {len(unread) - _MOST_NAMED} more runs are not readable.", file=sys.stderr)
+        more = len(unread) - _MOST_NAMED
+        print(f"warning: {counted(more, 'more run')} {'is' if more == 1 else 'are'} not readable.", file=sys.stderr)
 
 
 def _note(runs: int) -> None:

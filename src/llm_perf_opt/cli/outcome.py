@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.cli.shared import print_json
 from llm_perf_opt.core.errors import LlmPerfError
+from llm_perf_opt.core.run_status import status_of
 from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.core.terminal import indented
 
@@ -24,7 +25,7 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         return {"run": str(folder.path), "status": _status(folder), "stages": {}}
     return {
         "run": str(folder.path),
-        "status": "damaged" if analysis.damaged else analysis.manifest.status,
+        "status": status_of(analysis.damaged) if analysis.damaged else analysis.manifest.status,
         "why": analysis.damaged.fact if analysis.damaged else analysis.manifest.why,
         "stages": {_stage_key(stage): stage for stage in analysis.stages},
         "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},

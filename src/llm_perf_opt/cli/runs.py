@@ -1,5 +1,6 @@
 """List runs and sweeps, and remove or compress old ones."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typer.core import TyperCommand
 from llm_perf_opt.cli.completing import complete_metric, complete_runtime, complete_status
 from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.core.run_status import PLANNED, RUN_STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +45,7 @@ def runs(
     status: Annotated[
         str | None,
         typer.Option(
-            help="Only runs with this status: complete, partial, failed, damaged, planned or 'not readable'.",
+            help=f"Only runs with this status: {', '.join(map(shlex.quote, RUN_STATUSES))}. Only sweeps: {PLANNED}.",
             autocompletion=complete_status,
         ),
     ] = None,

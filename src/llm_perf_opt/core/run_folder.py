@@ -323,9 +323,13 @@ def read_record(path: Path, kind: type[R]) -> R:
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json has the reason.") from error
     except (ValueError, OSError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
-        raise ParseError(
-            f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."
-        ) from error
+        remedy = _remedy(error, "The file is damaged, or was written by another version.")
+        raise ParseError(f"{path} cannot be read: {words_of(error)}", remedy) from error
+
+
+def _remedy(error: Exception, otherwise: str) -> str:
+    """Return what to do about a file that cannot be read."""
+    return "Check its permissions." if isinstance(error, PermissionError) else otherwise
 
 
 def unpacked_lines(file: io.BufferedReader, path: Path) -> Iterable[bytes]:
@@ -379,5 +383,6 @@ def read_values(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(read_text(path))
         check_plain(values, MOST_VALUES)
     except (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError) as error:  # AttributeError: an invalid date
-        raise ParseError(f"{path} cannot be read as YAML: {words_of(error)}", "The file is damaged, or was edited.") from error
+        remedy = _remedy(error, "The file is damaged, or was edited.")
+        raise ParseError(f"{path} cannot be read as YAML: {words_of(error)}", remedy) from error
     return values if isinstance(values, dict) else {}

@@ -70,6 +70,11 @@ def durations(low_ns: float, high_ns: float, digits: int = DIGITS, *, around_ns:
     return f"{in_unit(low_ns, scale, digits)} – {in_unit(high_ns, scale, digits)} {scale[1]}"
 
 
+def counted(number: int, word: str) -> str:
+    """Return a number of things: 1 run, 2,000 runs."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 def _plain(value: float, digits: int) -> str:
     rounded = float(f"{value:.{digits - 1}e}")  # 9.9996 rounds to 10.00: one more digit before the point
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))

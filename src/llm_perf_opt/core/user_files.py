@@ -21,8 +21,6 @@ PROJECT_MODELS = Path("models")
 """Links to folders of weights; `llm-perf model link` writes there."""
 DEEPEST_RUN = 6
 """How many levels of folders are searched for runs."""
-UNREADABLE = "not readable"
-"""The status of a run that this user may not read."""
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A safe folder name: no path, not hidden, nothing that a shell or a page would interpret."""
 _KERNEL = ("/proc", "/sys")
@@ -71,11 +69,6 @@ def read_bytes(path: Path) -> bytes:
     """Return all bytes of a regular file. Raise as `open_ordinary` does."""
     with open_ordinary(path) as file:
         return file.read()
-
-
-def is_denied(error: ParseError) -> bool:
-    """Return whether a file could not be read because of its permissions."""
-    return isinstance(error.__cause__, PermissionError)
 
 
 COMPRESSED = ".gz"

@@ -10,7 +10,7 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations
 from llm_perf_opt.report.document import Advice, AdviceCards, Banner, Block, Cell, Column, Item, Paragraph, Table, cell, numbers
 from llm_perf_opt.report.terminal import block_text
-from llm_perf_opt.report.text import duration, percent, signed_percent, significant, then
+from llm_perf_opt.report.text import capitalized, duration, percent, signed_percent, significant, then
 
 if TYPE_CHECKING:  # slow to import, and not needed to show a cached analysis
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -81,7 +81,7 @@ def banner_items(findings: Sequence[Finding]) -> list[Item]:
         if finding.kind == TRUST:
             head = "" if not finding.title or finding.headline.startswith(finding.title) else f"{finding.title}."
             details = (_rest(finding), *finding.evidence, f"What to do: {finding.to_try}" if finding.to_try else "")
-            items.append(Item(head, finding.headline, [text for text in details if text]))
+            items.append(Item(head, finding.headline, [capitalized(text) for text in details if text]))
     return items
 
 

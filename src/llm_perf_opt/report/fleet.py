@@ -1,11 +1,23 @@
 """The page of a folder of runs: what the last commit changed, the best runs, a metric over commits, and every run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from llm_perf_opt.analysis.fleet import ORDER, Best, ChangedMetric, Fleet, FleetRun, Point, Reading, Series, SeriesChange
+from llm_perf_opt.analysis.fleet import (
+    ORDER,
+    UNKNOWN,
+    Best,
+    ChangedMetric,
+    Fleet,
+    FleetRun,
+    Point,
+    Reading,
+    Series,
+    SeriesChange,
+    settings_words,
+)
 from llm_perf_opt.analysis.metrics import MetricDefinition, metric_named
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.units import durations
+from llm_perf_opt.core.units import counted, durations
 from llm_perf_opt.report.document import (
     Block,
     Card,
@@ -50,7 +62,7 @@ def fleet_document(found: Fleet) -> Document:
         Section("definitions", "Definitions", [Items(_definitions(found))]),
     ]
     shown = f"{grouped(len(found.runs))} of {grouped(found.found)} runs"
-    subtitle = f"{shown} match {' '.join(found.filters)}." if found.filters else f"{grouped(found.found)} runs."
+    subtitle = f"{shown} match {' '.join(found.filters)}." if found.filters else f"{counted(found.found, 'run')}."
     return Document(f"Runs in {found.folder}", subtitle, "", sections)
 
 
@@ -160,12 +172,13 @@ def best_blocks(found: Fleet) -> list[Block]:
         return [Unavailable("Best runs:", f"no ranked run has {metric.key}")]
     columns = [
         Column("model"), Column("weights"), Column("dtype"), Column("hardware"), Column("batch × prompt + new"),
-        *numbers(metric.key, "runs", "as good"), Column("runtime"), Column("commit"), Column("run"),
+        *numbers(metric.key, "runs", "as good"), Column("runtime"), Column("settings"), Column("commit"), Column("run"),
     ]  # fmt: skip
     direction = "highest" if metric.higher_is_better else "lowest"
     foot = (
         "As good: other runs whose 95 % interval overlaps with that of the best. Over all settings and commits, runs with "
-        "uncommitted changes included; partial, failed and impossible runs are not ranked."
+        "uncommitted changes included; partial, failed and impossible runs are not ranked. Settings: those of the best in which "
+        "the runs that it was chosen from differ."
     )
     table = Table("best-table", f"{metric.label}: the run with the {direction} median", columns, tools=True, foot=foot)
     for row in found.best:
@@ -176,10 +189,17 @@ def best_blocks(found: Fleet) -> list[Block]:
 def _best_cells(row: Best, metric: MetricDefinition, found: Fleet) -> list[Cell | str]:
     run = row.run
     return [
-        run.model, run.weights or "unknown", run.dtype, run.on, run.workload,
+        run.model, run.weights or UNKNOWN, run.dtype, run.on, run.workload,
         _reading_cell(row.reading, metric), count_cell(row.runs), count_cell(row.close), run.runtime,
-        run.version or "unknown", _run_cell(run, found),
+        _settings_cell(row.settings), run.version or UNKNOWN, _run_cell(run, found),
     ]  # fmt: skip
+
+
+def _settings_cell(settings: Mapping[str, str] | None) -> Cell:
+    if settings is None:
+        return Cell(UNKNOWN)
+    shown, every = ", ".join(settings_words(settings)), ", ".join(f"{key}={value}" for key, value in settings.items())
+    return Cell(shown, whole=every if shown != every else "")
 
 
 def _reading_cell(reading: Reading, metric: MetricDefinition) -> Cell:

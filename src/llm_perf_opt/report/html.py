@@ -17,6 +17,7 @@ from llm_perf_opt import __version__
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.terminal import visible
 from llm_perf_opt.report.document import Cell, Chart, Document, Drawings, Table
+from llm_perf_opt.report.text import capitalized
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -102,6 +103,7 @@ def _environment() -> "Environment":
         lstrip_blocks=True, keep_trailing_newline=True, finalize=_as_text,
     )  # fmt: skip
     made.filters["quoted"] = _quoted
+    made.filters["capitalized"] = capitalized
     return made
 
 

@@ -22,6 +22,7 @@ from llm_perf_opt.report.document import (
     Table,
     Unavailable,
 )
+from llm_perf_opt.report.text import capitalized
 
 _ESCAPED = str.maketrans({char: f"\\{char}" for char in "\\`*[]<>|#~$!&"})
 _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -101,16 +102,12 @@ def _bar(block: StackedBar) -> list[str]:
 def _advice(number: int, card: Advice) -> list[str]:
     return [
         f"### {number}. {escape(card.title)}",
-        _strong(_capitalized(f"{card.effect} {_bracketed(card.within)}")) + (f"; {escape(card.request)}" if card.request else ""),
+        _strong(capitalized(f"{card.effect} {_bracketed(card.within)}")) + (f"; {escape(card.request)}" if card.request else ""),
         _line(card.evidence),
         f"{_strong('Tried:')} {escape(card.tried)}" if card.tried else "",
         _fence(card.command) if card.command else _line(card.change),
         _list([*[_line(detail) for detail in card.details], f"rule: {escape(card.id)}"]) if card.details else "",
     ]
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _items(block: Items) -> str:

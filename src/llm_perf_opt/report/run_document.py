@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import ON_CPU, TraceAnalysis
 from llm_perf_opt.core.machine_records import Telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, TorchPass
+from llm_perf_opt.core.run_status import status_of
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, budget_of, roofline
 from llm_perf_opt.report.charts import Figure, icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
 from llm_perf_opt.report.document import (
@@ -110,7 +111,7 @@ def images_of(analysis: RunAnalysis) -> dict[str, str]:
 def notice_of(analysis: RunAnalysis) -> str:
     """Return a notice if the run is damaged or not complete, with what to do; otherwise empty."""
     if analysis.damaged:
-        return f"This run is damaged: {analysis.damaged.fact} {analysis.damaged.remedy}"
+        return f"This run is {status_of(analysis.damaged)}: {analysis.damaged.fact} {analysis.damaged.remedy}"
     manifest = analysis.manifest
     return "" if manifest.status == "complete" else f"This run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()
 

@@ -22,11 +22,13 @@ _COLLECTIVES = (
 
 
 def split_words(timings: CleanTimings) -> str:
-    """Return how many ranks and devices share the model; empty for one process on one device."""
+    """Return how many ranks and devices share the model; empty for one process on one device, or if it is not known."""
     ranks, runtime = timings.ranks, timings.runtime
     if not ranks:
         return f", {runtime.devices} devices" if runtime is not None and runtime.devices > 1 else ""
     number, devices, together = rank_count(ranks), {entry.device for entry in ranks}, sum(sharing(ranks).values())
+    if number < 2:  # an interrupted run of an older version
+        return ""
     if "cpu" in devices:
         where = f"{number} ranks share the CPU"
     elif len(ranks) < number:  # an interrupted run has the facts of one rank

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from llm_perf_opt.analysis.contention import thread_words
 from llm_perf_opt.analysis.metrics import compile_seconds
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.config.passes import sees_stages
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.host_records import HostLoad
-from llm_perf_opt.core.rank_records import rank_count
 from llm_perf_opt.core.records import CleanTimings, Maybe, Metric, Missing, ModelFacts, OperatorRow, StageTiming
 from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.report.document import Cell, Column, Table, cell, count_cell, name_cell, numbers
@@ -65,9 +65,7 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
     ]
     if not isinstance(timings, Missing):
         framework = ", ".join(f"{name} {version}" for name, version in timings.framework.items())
-        each = f" in each of {rank_count(timings.ranks)} ranks" if timings.ranks else ""
-        threads = f"{timings.threads} thread{'' if timings.threads == 1 else 's'}"
-        rows.append(("Measured process", f"{framework}, {threads}{each}{_host_words(timings.host)}"))
+        rows.append(("Measured process", f"{framework}, {thread_words(timings)}{_host_words(timings.host)}"))
         rows += _runtime_rows(timings)
     return rows
 

@@ -18,6 +18,7 @@ from llm_perf_opt.analysis.sweep import (
     swept_keys,
 )
 from llm_perf_opt.core.records import Distribution, Maybe, Missing
+from llm_perf_opt.core.units import counted
 from llm_perf_opt.report.document import (
     Block,
     Cell,
@@ -181,7 +182,7 @@ def sweep_document(found: SweepReport) -> Document:
     faulty = sum(row.status != "complete" or not row.ranked for row in found.rows)
     notice = f"{faulty} of {len(found.rows)} points are incomplete or not ranked." if faulty else ""
     over = ", ".join(swept_keys(found.rows)) or "nothing"
-    subtitle = f"{len(found.rows)} points over {over}; {found.complete} complete. Started {found.created}."
+    subtitle = f"{counted(len(found.rows), 'point')} over {over}; {found.complete} complete. Started {found.created}."
     wrong = troubles(found.rows)
     summary: list[Block] = [
         Items(what_points_ran(found.rows)),

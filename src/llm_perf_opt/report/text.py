@@ -40,6 +40,11 @@ def missing(named: Iterable[tuple[str, Maybe[Any]]]) -> list[tuple[str, str]]:
     return [(name, value.why) for name, value in named if isinstance(value, Missing)]
 
 
+def capitalized(text: str) -> str:
+    """Return a sentence with its first letter in upper case."""
+    return text[:1].upper() + text[1:]
+
+
 # --- numbers --------------------------------------------------------------------------------------------------------------
 
 

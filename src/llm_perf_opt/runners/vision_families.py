@@ -307,8 +307,9 @@ def _attributes(value: Any) -> Any:
 
 
 def _refuse_images(dataset: DatasetConfig, model_type: str) -> None:
-    """Raise for settings of images that a text model would ignore."""
-    given = [name for name in ("image_height", "image_tiles") if getattr(dataset, name)]
+    """Raise for settings of images that a text model would ignore. One image per prompt is the default, not a request."""
+    asked = {"images": dataset.images > 1, "image_height": dataset.image_height, "image_tiles": dataset.image_tiles}
+    given = [name for name, value in asked.items() if value]
     wrong = f"dataset={dataset.name}" if dataset.kind == "image_folder" else f"dataset.{given[0]}" if given else ""
     if wrong:
         raise ConfigError(

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from llm_perf_opt.analysis.fleet import (
-    STATUSES,
     CommitChange,
     Fleet,
     FleetRun,
@@ -21,10 +20,9 @@ from llm_perf_opt.analysis.fleet import (
 from llm_perf_opt.analysis.metrics import METRICS
 from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.core.user_files import UNREADABLE
+from llm_perf_opt.core.run_status import check_status
 from llm_perf_opt.workflows.fleet_index import FleetIndex, open_index
 
-_STATUSES = (*STATUSES, UNREADABLE)
 METRIC_NAMES = tuple(metric.key for metric in METRICS)
 DEFAULT_METRIC = "tpot"
 MOST_RUNS_OF_A_SIDE = 10
@@ -69,8 +67,7 @@ def check_metric(key: str) -> str:
 
 def matcher(filters: Filters, now: datetime | None = None) -> Callable[[FleetRun], bool]:
     """Return whether a run matches. Raise ConfigError if a filter is invalid."""
-    if filters.status and filters.status not in _STATUSES:
-        raise ConfigError(f"--status {filters.status}: unknown status.", f"Known: {', '.join(_STATUSES)}.")
+    check_status(filters.status, sweeps=False)
     since = None if filters.since is None else parse_since(filters.since, now)
     limits = [_limit(text) for text in filters.where]
     hardware = None if filters.hardware is None else filters.hardware.casefold()
@@ -169,7 +166,7 @@ def view_fleet(
         runs=tuple(runs),
         found=len(index.runs),
         key=key,
-        best=best_runs(runs, key),
+        best=best_runs(runs, key, index.settings),
         series=series,
         changes=tuple(changes),
         filters=filters.words,

@@ -15,9 +15,10 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError
 from llm_perf_opt.core.host import user_cache_folder
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
-from llm_perf_opt.core.user_files import COMPRESSED, DEEPEST_RUN, UNREADABLE, read_bytes
+from llm_perf_opt.core.run_status import UNREADABLE
+from llm_perf_opt.core.user_files import COMPRESSED, DEEPEST_RUN, read_bytes
 
-_FORMAT = 1
+_FORMAT = 2
 """Incremented when the content of an index changes its meaning."""
 VERSION = f"{_FORMAT} {__version__} {' '.join(metric.key for metric in METRICS)}"
 _NOWHERE = Path(os.devnull)
@@ -40,7 +41,7 @@ def _relative(run: RunFolder) -> tuple[str, ...]:
 _FILES = _relative(RunFolder(_NOWHERE))
 _MANIFEST = _FILES[0]
 Stamp = tuple[int, ...]
-"""Time and size of each of the files; zeros for one that is not there."""
+"""Times of content and of permissions, and size, of each of the files; zeros for one that is not there."""
 
 
 class IndexedRun(msgspec.Struct, frozen=True, gc=False):
@@ -172,10 +173,10 @@ def _stamp(folder: str) -> Stamp:
                 stat = os.stat(path)  # noqa: PTH116 - a Path for each of 100,000 files takes longer than the rest
             except OSError:
                 continue
-            found += (stat.st_mtime_ns, stat.st_size)
+            found += (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
             break
         else:
-            found += (0, 0)
+            found += (0, 0, 0)
     return tuple(found)
 
 

@@ -19,7 +19,8 @@ from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ParseError, file_error
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.core.user_files import UNREADABLE, is_denied, read_bytes
+from llm_perf_opt.core.run_status import DAMAGED, UNREADABLE, is_denied, status_of
+from llm_perf_opt.core.user_files import read_bytes
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_listing import file_time
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -55,6 +56,12 @@ def _unread(relative: str, dated: Path, status: str, why: str) -> FleetRun:
     return FleetRun(relative, file_time(dated), status, why, unranked=f"{status}: {why}")
 
 
+def _with_damage(row: FleetRun, error: ParseError, path: Path) -> FleetRun:
+    """Return the row of a run with a file that cannot be read."""
+    status, why = status_of(error), _one_path(error.fact, path)
+    return msgspec.structs.replace(row, status=status, why=why, unranked=f"{status}: {why}")
+
+
 class FactReader:
     """Reads runs."""
 
@@ -79,7 +86,7 @@ class FactReader:
             why = _one_path(error.fact, path)
             if is_denied(error):
                 return _unread(relative, path, UNREADABLE, why)
-            return _unread(relative, folder.manifest_file, "damaged", why)
+            return _unread(relative, folder.manifest_file, DAMAGED, why)
         experiment, model = run.names
         row = FleetRun(
             relative, manifest.created, manifest.status, manifest.why, manifest.kind, experiment, model, run.weights,
@@ -91,14 +98,12 @@ class FactReader:
                 return msgspec.structs.replace(row, unranked=f"{words}, which has no metrics of single requests")
             return self._with_analysis(row, analyze(run, traces=False), path)
         except ParseError as error:
-            why = _one_path(error.fact, path)
-            return msgspec.structs.replace(row, status="damaged", why=why, unranked=f"damaged: {why}")
+            return _with_damage(row, error, path)
 
     def _with_analysis(self, row: FleetRun, found: RunAnalysis, path: Path) -> FleetRun:
         row = msgspec.structs.replace(row, warnings=len(found.warnings), **_origin(found))
         if found.damaged is not None:
-            why = _one_path(found.damaged.fact, path)
-            return msgspec.structs.replace(row, status="damaged", why=why, unranked=f"damaged: {why}")
+            return _with_damage(row, found.damaged, path)
         timings = found.timings
         unranked = _unranked(row, found)
         if isinstance(timings, Missing) or not timings.iterations:

@@ -15,7 +15,8 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, Reso
 from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.records import SCHEMA
 from llm_perf_opt.core.run_folder import RunFolder, read_mapping
-from llm_perf_opt.core.user_files import DEEPEST_RUN, UNREADABLE
+from llm_perf_opt.core.run_status import DAMAGED, UNREADABLE
+from llm_perf_opt.core.user_files import DEEPEST_RUN
 from llm_perf_opt.traces.trace_mark import kept_bytes
 from llm_perf_opt.workflows.compare import Baselines
 from llm_perf_opt.workflows.compressing import compress_file, compressible
@@ -155,7 +156,7 @@ def _removal(row: Listed, why: str) -> Step:
     size = kept_bytes(Path(row.path))
     if why:
         return Step("keep", row.kind, row.path, row.created, why, size)
-    note = row.workload if row.kind == "sweep" else "damaged" if row.status == "damaged" else ""
+    note = row.workload if row.kind == "sweep" else DAMAGED if row.status == DAMAGED else ""
     return Step("remove", row.kind, row.path, row.created, note, size, size)
 
 

@@ -6,21 +6,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.analysis.fleet import STATUSES
 from llm_perf_opt.analysis.metrics import metric_named, value_of
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, file_error
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.core.user_files import DEEPEST_RUN, UNREADABLE, is_denied
+from llm_perf_opt.core.run_status import DAMAGED, PLANNED, UNREADABLE, check_status, is_denied, status_of
+from llm_perf_opt.core.units import counted
+from llm_perf_opt.core.user_files import DEEPEST_RUN
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, damage_of, is_sweep
 
 _BETWEEN = ", "
 """Separates the models of a sweep; no name contains it."""
-_PLANNED = "planned"
-"""The status of a sweep none of whose points has started."""
-_STATUSES = (*STATUSES, _PLANNED, UNREADABLE)
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,7 @@ def find_runs(
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder.", "Run `llm-perf run` first, or give the folder with the runs.")
-    if status and status not in _STATUSES:
-        raise ConfigError(f"--status {status}: unknown status.", f"Known: {', '.join(_STATUSES)}.")
+    check_status(status, sweeps=True)
     every = sorted((_summary_row(*found) for found in _find(folder, 0)), key=lambda row: (row.created, row.path), reverse=True)
     chosen = [row for row in map(_with_details, every) if row.status == status] if status else every
     if model or experiment:
@@ -120,7 +117,7 @@ def _summary_row(path: Path, sweep: bool, unreadable: OSError | None) -> Listed:
         return _sweep_row(path, SweepFolder(path).read()) if sweep else _run_row(path)
     except ParseError as error:
         file = SweepFolder(path).sweep_file if sweep else RunFolder(path).manifest_file
-        return Listed(kind, str(path), file_time(file), UNREADABLE if is_denied(error) else "damaged", error.fact)
+        return Listed(kind, str(path), file_time(file), status_of(error), error.fact)
     except OSError as error:
         return Listed(kind, str(path), file_time(path), UNREADABLE, file_error(error).fact)
 
@@ -134,15 +131,11 @@ def _sweep_row(path: Path, sweep: Sweep) -> Listed:
     points = SweepFolder(path).points(sweep)
     done = sum(point.status == "complete" for point in points)
     started = any(point.folder for point in points)
-    status = "complete" if done == len(points) else "partial" if started else _PLANNED
+    status = "complete" if done == len(points) else "partial" if started else PLANNED
     why = "" if done == len(points) else f"{done} of {len(points)} points are complete" if started else "no point has started"
     swept = sorted({text.split("=")[0] for point in sweep.points for text in point.swept})
     over = f" over {', '.join(swept)}" if swept else ""
-    return Listed("sweep", str(path), sweep.created, status, why, workload=f"{_count(len(points), 'point')}{over}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return Listed("sweep", str(path), sweep.created, status, why, workload=f"{counted(len(points), 'point')}{over}")
 
 
 def file_time(file: Path) -> str:
@@ -175,13 +168,13 @@ def _is_run(folder: Path) -> bool:
 
 def _with_details(row: Listed) -> Listed:
     """Add what is read only for rows that are shown."""
-    if row.status in ("damaged", UNREADABLE):
+    if row.status in (DAMAGED, UNREADABLE):
         return row
     try:
         row = row if row.model else _with_names(row)
         return _detailed(row)
     except ParseError as error:
-        return replace(row, status=UNREADABLE if is_denied(error) else "damaged", why=error.fact)
+        return replace(row, status=status_of(error), why=error.fact)
     except (ResourceError, OSError) as error:
         return replace(row, status=UNREADABLE, why=(file_error(error) if isinstance(error, OSError) else error).fact)
 
@@ -194,9 +187,9 @@ def _detailed(row: Listed) -> Listed:
         return _with_loads(row, run)
     damage, timings = run.damage, run.timings
     if damage or isinstance(timings, Missing):
-        why = Missing("its times are damaged" if damage else "the run has no times")
+        why = Missing(f"its times are {status_of(damage)}" if damage else "the run has no times")
         row = replace(row, ttft_ns=why, tpot_ns=why)
-        return replace(row, status="damaged", why=damage.fact) if damage else row
+        return replace(row, status=status_of(damage), why=damage.fact) if damage else row
     work = timings.workload
     words = f"{work.batch_size} × {work.padded_tokens} + {work.new_tokens}"
     return replace(
@@ -206,25 +199,28 @@ def _detailed(row: Listed) -> Listed:
 
 def _with_loads(row: Listed, run: RunReader) -> Listed:
     """Add the loads of a run under load. A single TTFT would say nothing about it."""
-    try:
-        points = [point for _, point in run.load_points if not point.profiled]
-    except ParseError as error:
-        return replace(row, status="damaged", why=error.fact)
+    points = [point for _, point in run.load_points if not point.profiled]
     loads = sorted({point.asked for point in points})
     span = f"{loads[0]:g} – {loads[-1]:g}" if len(loads) > 1 else f"{loads[0]:g}" if loads else ""
     unit = "at a time" if points and points[0].kind == "concurrency" else "requests/s"
-    return replace(row, workload=f"{_count(len(loads), 'load')}, {span} {unit}" if loads else "no load")
+    return replace(row, workload=f"{counted(len(loads), 'load')}, {span} {unit}" if loads else "no load")
 
 
 def _with_damage(row: Listed) -> Listed:
-    """Update a sweep from its runs: a point whose times are damaged is not complete."""
+    """Update a sweep from its runs: a point whose times are damaged is not complete. Raise ParseError if some are denied."""
     folder = SweepFolder(Path(row.path))
     there = folder.points()
-    damage = [found.why for point in there if (found := damage_of(point, folder.run(point)))]
+    damage = []
+    for point in there:
+        run = folder.run(point)
+        if (found := damage_of(point, run)) is not None:
+            if not isinstance(run, Missing) and run.damage is not None and is_denied(run.damage):
+                raise run.damage
+            damage.append(found.why)
     if not damage:
         return row
     done = sum(point.status == "complete" for point in there) - len(damage)
-    words = f"{_count(done, 'point')} {'is' if done == 1 else 'are'}"
+    words = f"{counted(done, 'point')} {'is' if done == 1 else 'are'}"
     return replace(row, status="partial", why=f"{words} complete, {len(damage)} damaged: {damage[0]}")
 
 

@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.limits.hardware import shared_words
 from llm_perf_opt.analysis.rank_run import RankRun
 from llm_perf_opt.analysis.separable import steps_unavailable
+from llm_perf_opt.analysis.stability import settling_warning
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.config.passes import label_of
@@ -111,9 +112,8 @@ def _timing_warnings(timings: CleanTimings) -> Iterator[RunWarning]:
         yield RunWarning(WarningId.STEPS_UNTIMED, words)
     if (contended := contention(timings)) is not None:
         yield contended
-    if not timings.settled:
-        words = f"The times had not settled after {len(timings.warmup)} warm-up iterations."
-        yield RunWarning(WarningId.NOT_SETTLED, words)
+    if (unsettled := settling_warning(timings)) is not None:
+        yield unsettled
 
 
 def _inflation_warnings(stage: StageTiming) -> Iterator[RunWarning]:

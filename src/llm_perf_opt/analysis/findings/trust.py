@@ -5,6 +5,7 @@ from collections.abc import Set
 from llm_perf_opt.analysis.contention import contention
 from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.findings.finding import INFLATED, Grounds, ToTry, finding
+from llm_perf_opt.analysis.stability import settling_warning
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Missing
@@ -35,8 +36,8 @@ def noisy_machine(evidence: Evidence) -> Finding | None:
         seen = "The machine was not quiet" if reasons else seen
         if not timings.stable:
             reasons.append(f"The spread target was not reached: {timings.stopped}.")
-        if not timings.settled:
-            reasons.append(f"The times had not settled after {len(timings.warmup)} warm-up iterations.")
+        unsettled = settling_warning(timings)
+        reasons += [unsettled.text] if unsettled else []
     return _finding(
         "noisy_machine",
         seen,

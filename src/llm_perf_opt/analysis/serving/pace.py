@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.serving.requests import Estimate, Floats
 from llm_perf_opt.analysis.stats import CONFIDENCE, student_quantile
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import Arrival, LoadRecords, ServedRequest
-from llm_perf_opt.core.units import percentage
+from llm_perf_opt.core.units import counted, percentage
 
 STEADY_TIMES = 3.0
 """How many times the median end-to-end time requests must be sent for: until then, the server fills."""
@@ -83,7 +83,9 @@ def _kept_up(good: Sequence[ServedRequest], arrival: Arrival) -> Maybe[Estimate]
     groups = min(GROUPS, int(kept.sum()) // LEAST_IN_GROUP)
     if groups < LEAST_GROUPS:
         needed, found = LEAST_GROUPS * LEAST_IN_GROUP, int(kept.sum())
-        return Missing(f"{found} requests succeeded after the first {percentage(FILLING)} of the sending time; it needs {needed}")
+        return Missing(
+            f"{counted(found, 'request')} succeeded after the first {percentage(FILLING)} of the sending time; it needs {needed}"
+        )
     return _from_slope(sent[kept], took[kept], groups)
 
 

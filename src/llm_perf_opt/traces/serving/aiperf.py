@@ -15,6 +15,7 @@ import msgspec
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, ServedRequest
+from llm_perf_opt.core.units import counted
 from llm_perf_opt.traces.serving.json_files import (
     NOT_FINISHED,
     checked_ns,
@@ -92,7 +93,7 @@ def read_aiperf(path: Path, cut_short: bool = False) -> list[LoadRecords]:
     if not requests:
         raise ParseError(f"{path} has no request.", "The load generator did not finish; repeat the measurement.")
     requests.sort(key=lambda request: request.sent_ns)
-    notes = (f"{warmup} requests of the warm-up are left out",) if warmup else ()
+    notes = (f"left out: {counted(warmup, 'request')} of the warm-up",) if warmup else ()
     return [_with_summary(LoadRecords(NAME, tuple(requests), notes=notes), summary_of(path))]
 
 

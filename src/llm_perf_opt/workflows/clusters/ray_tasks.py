@@ -12,6 +12,7 @@ from llm_perf_opt.config.launchers import memory_bytes
 from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError, interrupted
 from llm_perf_opt.core.processes import STOPS, uninterrupted
+from llm_perf_opt.core.units import counted
 from llm_perf_opt.workflows.clusters.job import Lease, run_point
 from llm_perf_opt.workflows.clusters.submissions import Say, Submissions
 from llm_perf_opt.workflows.sweep import waiting_points
@@ -39,7 +40,7 @@ def run_on_ray(folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[int,
         place.mkdir()
         submissions.set_job(made, "tasks")
         tasks = _Tasks(ray, folder, launcher, str(place))
-        say(f"Running {len(waiting)} points on Ray; the output of each is in {place}.")
+        say(f"Running {counted(len(waiting), 'point')} on Ray; the output of each is in {place}.")
         for line in filter(None, [too_large(ray.nodes(), launcher, max(gpus[number] for number in waiting))]):
             say(line)
         try:

@@ -14,6 +14,7 @@ from llm_perf_opt.config.launchers import minutes
 from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError, interrupted
 from llm_perf_opt.core.processes import answer, uninterrupted
+from llm_perf_opt.core.units import counted
 from llm_perf_opt.workflows.clusters.job import become_point
 from llm_perf_opt.workflows.clusters.submissions import Say, Submission, Submissions
 from llm_perf_opt.workflows.sweep import waiting_points
@@ -98,7 +99,7 @@ def _submit(folder: SweepFolder, launcher: LauncherConfig, points: Sequence[int]
             jobs = []
         job = str(jobs[0].job_id).partition("_")[0] if jobs else ""
         submissions.set_job(made, job or "?")
-    say(f"Submitted {len(points)} points as job {job or 'of unknown number'} ({made.name}).")
+    say(f"Submitted {counted(len(points), 'point')} as job {job or 'of unknown number'} ({made.name}).")
 
 
 def require_slurm() -> None:
