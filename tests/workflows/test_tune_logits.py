@@ -80,7 +80,7 @@ def test_a_tie_is_kept_and_shown(tmp_path: Path, values: dict[str, Any]) -> None
     assert stored["largest_margin"] == pytest.approx(0.005, rel=1e-3)
     page = folder.report_file.read_text()
     assert "Tokens and logits" in page
-    assert "2 are ties within the rounding of bf16" in page
+    assert "8 of 10 equal, 2 ties" in page
 
 
 @pytest.mark.parametrize(

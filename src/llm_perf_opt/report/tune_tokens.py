@@ -6,12 +6,12 @@ from llm_perf_opt.analysis.tuning.logits import (
     MOST_MAX_GROWTH,
     MOST_RMS_GROWTH,
     LogitCheck,
-    check_words,
     difference_words,
 )
 from llm_perf_opt.analysis.tuning.records import Step
 from llm_perf_opt.analysis.tuning.tokens import agreement_words
 from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.units import counted
 from llm_perf_opt.report.document import Block, Cell, Column, Paragraph, Table, Unavailable, cell, count_cell, numbers
 from llm_perf_opt.report.text import significant
 
@@ -23,10 +23,16 @@ def tokens_text(step: Step) -> str:
     if step.same_tokens:
         return "the same"
     if isinstance(step.logits, LogitCheck):
-        return check_words(step.logits) if step.ties else difference_words(step.logits)
+        return _tied(step.logits) if step.ties else difference_words(step.logits)
     if step.agreement is not None:
         return agreement_words(step.agreement)
     return step.tokens_why or "not compared"
+
+
+def _tied(found: LogitCheck) -> str:
+    """Return the count; the errors are in the table of logits."""
+    other = found.compared - found.equal_to_base
+    return f"{found.equal_to_base:,} of {found.compared:,} equal, {counted(other, 'tie')}"
 
 
 def logit_blocks(steps: Sequence[Step]) -> list[Block]:

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.tuning.goals import Goal
 from llm_perf_opt.analysis.tuning.measures import effect_in
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.units import percentage
+from llm_perf_opt.core.units import counted, percentage
 
 BETTER = ("faster", "less")
 """Verdicts of a change that improves a goal."""
@@ -67,7 +67,7 @@ def _decision(effect: Effect, goal: Goal, unjudged: str, cautions: tuple[str, ..
     shown = f"{goal.text(effect.base)} → {goal.text(effect.new)}, {percentage(effect.change, 1, signed=True)}"
     if not isinstance(interval, Missing):
         shown += f" (98 % interval {percentage(interval.low, 1, signed=True)} to {percentage(interval.high, 1, signed=True)})"
-    runs = f"{effect.runs[0]} runs against {effect.runs[1]}"
+    runs = f"{counted(effect.runs[0], 'run')} against {effect.runs[1]}"
     better = effect.verdict in BETTER
     words = "" if better else f"; {_why_not(effect, unjudged)}"
     why = f"{shown}, {runs}{words}"
