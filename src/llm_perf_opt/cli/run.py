@@ -299,7 +299,7 @@ def _launched(folder: "SweepFolder", launcher: "LauncherConfig", run_one: "RunOn
         again = resume_command(folder)
         if again in error.remedy:
             raise
-        raise type(error)(error.fact, f"{error.remedy} The sweep is planned; `{again}` submits it.".lstrip()) from error
+        raise type(error)(error.fact, f"{error.remedy} `{again}` continues the sweep.".lstrip()) from error
 
 
 def _require_launcher(launcher: "LauncherConfig") -> None:
