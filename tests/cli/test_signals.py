@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from builders import clean_timings, manifest, run_analysis
-from command import HANG_S
+from command import HANG_S, llm_perf
 from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.advise import advise
 from llm_perf_opt.cli.signals import graceful_exit
@@ -143,7 +143,7 @@ def captured(composed: Composed, *_: Any) -> tuple[RunFolder, LlmPerfError | Non
     return run, None
 
 
-def pressed(*_: Any) -> Any:
+def pressed(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 
 
@@ -206,6 +206,21 @@ def test_ctrl_c_outside_a_pass_is_not_silent() -> None:
     with pytest.raises(Interrupted) as caught, graceful_exit():
         pressed()
     assert (caught.value.fact, caught.value.exit_code) == ("Interrupted.", 130)
+
+
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [
+        (["report", "."], "llm_perf_opt.workflows.run_reader.RunReader.open"),
+        (["compare", ".", "."], "llm_perf_opt.workflows.compare.compare_runs"),
+        (["metrics", "list"], "llm_perf_opt.cli.metrics.note_debug"),
+        (["options"], "llm_perf_opt.cli.app._command"),
+    ],
+)
+def test_ctrl_c_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], work: str) -> None:
+    monkeypatch.setattr(work, pressed)
+    done = llm_perf(*words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "error: Interrupted.\n")
 
 
 def test_an_interrupt_while_a_module_is_imported_ends_with_the_code_of_the_command(tmp_path: Path) -> None:
