@@ -32,7 +32,7 @@ from llm_perf_opt.workflows.advise import overridden, require_same_device
 from llm_perf_opt.workflows.analyze_run import analyze, report_run
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState
+from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState, resume_command
 from llm_perf_opt.workflows.tune_options import check_for_base, check_options, user_levers
 from llm_perf_opt.workflows.tune_runs import Clock, Configuration, OutOfBudgetError, Recorder, Runs, StoppedError, configuration
 from llm_perf_opt.workflows.tune_search import Place, Rules, Search
@@ -162,7 +162,7 @@ def tune(
     """Run or resume a search, and write its pages. Return the result and the interruption that ended it, if one did."""
     state = folder.read()
     run = RunReader.open(Path(state.base))
-    values = run.settings
+    values, again = run.settings, resume_command(state.base)
     here = runs is None
     captured = CapturedRuns(folder.path, run, listener)
     captured.logits = state.options.logits
@@ -174,7 +174,7 @@ def tune(
     try:
         start = _start(state, given, values, recorder)
     except StoppedError as stop:
-        raise Interrupted(stop.error.fact, f"Nothing was tried yet. `llm-perf tune {state.base} --resume` continues.") from stop
+        raise Interrupted(stop.error.fact, f"Nothing was tried yet. `{again}` continues.") from stop
     captured.reference = start.place.runs[0].path
     search = Search(start.rules, values, start.place, recorder, start.levers, state.calibration)
     stopped: LlmPerfError | None = None
@@ -191,7 +191,7 @@ def tune(
         confirmed = search.confirm()
     except StoppedError as stop:
         search.progress.ending, search.progress.why = "interrupted", stop.error.fact
-        stopped = type(stop.error)(stop.error.fact, f"`llm-perf tune {state.base} --resume` continues the search.")
+        stopped = type(stop.error)(stop.error.fact, f"`{again}` continues the search.")
     unkept = add_calibration(search.progress.points)
     start = replace(start, notes=(*start.notes, *([unkept] if unkept else [])))
     found = _result(folder, start, search, recorder, confirmed)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from llm_perf_opt.config.composition import with_overrides
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.text import known
-from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder
+from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, resume_command
 
 Clock = Callable[[], float]
 _NOT_COMPARED = ("profiling", "project", "experiment")
@@ -118,7 +117,7 @@ class Recorder:
     def resume_command(self, more_s: float) -> str:
         """Return the command that continues the search for a little longer than this."""
         budget_s = math.ceil((self.spent_s + _MARGIN * more_s + _MARGIN_S) / 10) * 10
-        return shlex.join(["llm-perf", "tune", self._folder.read().base, "--resume", "--budget", f"{budget_s}s"])
+        return resume_command(self._folder.read().base, "--budget", f"{budget_s}s")
 
     def run(
         self, wanted: Configuration, name: str, *, profiled: bool = False, reserve_s: float = 0.0, purpose: str = ""
