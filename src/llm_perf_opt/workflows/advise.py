@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.tuning.calibration import point_of
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.schema import RunConfig
-from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ParseError, ResourceError, unreported
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.profiling.capture import capture
@@ -180,18 +180,29 @@ def _try(values: Mapping[str, Any], finding: Finding, base: CleanTimings, run_on
     except LlmPerfError as raised:
         return unmeasured(finding, raised.fact), raised
     timings, name = run.timings, run.folder.path.name
-    if error is not None or isinstance(timings, Missing) or not timings.iterations:
+    unfinished = error is not None and run.manifest.status != "complete"
+    if unfinished or isinstance(timings, Missing) or not timings.iterations:
         why = error.fact if error else "the trial left no unprofiled times"
         return unmeasured(finding, why, name), error
-    return measured(finding, base, timings, name), None
+    return measured(finding, base, timings, name), error
 
 
 def _run(
     folder: RunFolder, command: Sequence[str], listener: Listener, config: RunConfig, name: str
 ) -> tuple[RunReader, LlmPerfError | None]:
     """Capture and report a run next to the original."""
-    composed = Composed(config, folder.path.with_name(f"{folder.path.name}-verify-{name}"))
+    return captured_run(Composed(config, folder.path.with_name(f"{folder.path.name}-verify-{name}")), command, listener)
+
+
+def captured_run(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunReader, LlmPerfError | None]:
+    """Capture and report a run. Return it with the error that ended it, also if an interrupt ended its report.
+
+    A run whose report was interrupted is complete in run.json, so its measurements can be used.
+    """
     made, error = capture(composed, command, listener)
     run = RunReader(made)
-    report_run(run)
+    try:
+        report_run(run)
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        error = unreported(stopped, made.path, error)
     return run, error

@@ -1,6 +1,7 @@
 """`llm-perf tune`: find a faster configuration of a run, step by step, and write the page."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,18 +19,17 @@ from llm_perf_opt.analysis.tuning.records import ConstraintLine, StageDistance, 
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
-from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError, interrupted
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.units import duration
-from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.tune import final_command, tune_document
 from llm_perf_opt.report.tune_charts import staircase_svg
-from llm_perf_opt.workflows.advise import overridden, require_same_device
-from llm_perf_opt.workflows.analyze_run import analyze, report_run
+from llm_perf_opt.workflows.advise import captured_run, overridden, require_same_device
+from llm_perf_opt.workflows.analyze_run import analyze, is_reported, report_run
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState, resume_command
@@ -60,11 +60,13 @@ def measure_base(
     if options.logits:
         profiling = replace(composed.config.profiling, logits=True)
         composed = replace(composed, config=replace(composed.config, profiling=profiling))
-    folder, error = capture(composed, command, listener)
-    report_run(RunReader(folder))
+    run, error = captured_run(composed, command, listener)
+    path = run.folder.path
+    if isinstance(error, Interrupted) and run.manifest.status == "complete":
+        raise Interrupted(error.fact, f"`{shlex.join(['llm-perf', 'tune', str(path)])}` searches from this run.")
     if error is not None:
         raise error
-    return folder.path, time.monotonic() - begun
+    return path, time.monotonic() - begun
 
 
 def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bool = False, spent_s: float = 0.0) -> TuneFolder:
@@ -118,11 +120,10 @@ class CapturedRuns:
         try:
             composed = Composed(self._config(overrides, profiled, limit_s), self._folder / name)
             command = final_command(self._command, overrides) or self._command
-            made, error = capture(composed, command, self._listener)
-            report_run(RunReader(made))
+            run, error = captured_run(composed, command, self._listener)
         except LlmPerfError as raised:
             return None, raised
-        return made.path, error
+        return run.folder.path, error
 
     def _config(self, overrides: tuple[str, ...], profiled: bool, limit_s: float) -> Any:
         """Return the configuration, unprofiled unless its findings are wanted. No pass may take longer than the budget."""
@@ -134,8 +135,13 @@ class CapturedRuns:
         return replace(own, profiling=profiling)
 
     def read(self, path: Path, *, profiled: bool) -> Tried:
-        """Analyze a run. Unprofiled runs measure no peaks, so those of the base count: all steps have the same ones."""
+        """Analyze a run. Unprofiled runs measure no peaks, so those of the base count: all steps have the same ones.
+
+        If it is a run of the search and its report was interrupted, that is written first.
+        """
         run = RunReader.open(path)
+        if path.parent == self._folder and not is_reported(run.folder):
+            report_run(run)
         return Tried(str(run.folder.path), analyze(run, traces=profiled, like=self._base), run.tokens, run.logits)
 
 
@@ -168,13 +174,13 @@ def tune(
     captured.logits = state.options.logits
     runs = runs or captured
     recorder = Recorder(folder, runs, clock)
-    given = runs.read(Path(state.base), profiled=True)
-    if here:
-        require_same_device(run.folder, given.analysis, values)
     try:
+        given = runs.read(Path(state.base), profiled=True)
+        if here:
+            require_same_device(run.folder, given.analysis, values)
         start = _start(state, given, values, recorder)
-    except StoppedError as stop:
-        raise Interrupted(stop.error.fact, f"Nothing was tried yet. `{again}` continues.") from stop
+    except (StoppedError, Interrupted, KeyboardInterrupt) as stop:
+        raise Interrupted(_interruption(stop).fact, f"Nothing was tried yet. `{again}` continues.") from stop
     captured.reference = start.place.runs[0].path
     search = Search(start.rules, values, start.place, recorder, start.levers, state.calibration)
     stopped: LlmPerfError | None = None
@@ -189,15 +195,22 @@ def tune(
     try:
         search.run()
         confirmed = search.confirm()
-    except StoppedError as stop:
-        search.progress.ending, search.progress.why = "interrupted", stop.error.fact
-        stopped = type(stop.error)(stop.error.fact, f"`{again}` continues the search.")
+    except (StoppedError, KeyboardInterrupt) as stop:
+        stopped = Interrupted(_interruption(stop).fact, f"`{again}` continues the search.")
+        search.progress.ending, search.progress.why = "interrupted", stopped.fact.rstrip(".")
     unkept = add_calibration(search.progress.points)
     start = replace(start, notes=(*start.notes, *([unkept] if unkept else [])))
     found = _result(folder, start, search, recorder, confirmed)
     _write(folder, found)
     folder.write(replace(folder.read(), spent_s=recorder.spent_s, ended="" if stopped else found.why))
     return found, stopped
+
+
+def _interruption(stop: StoppedError | Interrupted | KeyboardInterrupt) -> Interrupted:
+    """Return the error for a stop during a run, or for one between the runs, while they are read."""
+    if isinstance(stop, KeyboardInterrupt):
+        return interrupted(stop, "")
+    return stop.error if isinstance(stop, StoppedError) else stop
 
 
 def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: Recorder) -> _Start:

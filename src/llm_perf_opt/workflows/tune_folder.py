@@ -1,7 +1,7 @@
 """The folder of a search: its runs, tune.json with every run made so far, and the pages.
 
 The search itself is not stored. It is a function of its runs, so a resumed search repeats its decisions from the runs in
-tune.json and continues with the first run that is not there. A run that was interrupted or killed is not in it.
+tune.json and continues with the first run that is not there. A run that was cut off is not in it.
 """
 
 import fcntl

@@ -16,6 +16,7 @@ from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import with_overrides
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.report.text import known
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, resume_command
 
@@ -136,6 +137,8 @@ class Recorder:
             return Missing(made.why)
         try:
             tried = self._runs.read(self._folder.path / made.run, profiled=profiled)
+        except Interrupted as error:
+            raise StoppedError(error) from error
         except LlmPerfError as error:
             return Missing(error.fact)
         timings = tried.timings
@@ -174,16 +177,27 @@ class Recorder:
             raise OutOfBudgetError
         begun, limit_s = self._clock(), left - reserve_s
         folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=limit_s)
-        if isinstance(error, Interrupted):
-            raise StoppedError(error)
         seconds = self._clock() - begun
+        if isinstance(error, Interrupted):
+            if folder is not None and _is_complete(folder):  # only its report was interrupted
+                self._add(MadeRun(key, folder.name, seconds))
+            raise StoppedError(error)
         if error is not None and seconds >= limit_s:  # the budget ended it: with a larger one it is made again
             self._folder.spend(self.spent_s)
             raise OutOfBudgetError
-        made = MadeRun(key, folder.name if folder else "", seconds, error.fact if error else "")
         self._made_here.add(str(folder))
+        return self._add(MadeRun(key, folder.name if folder else "", seconds, error.fact if error else ""))
+
+    def _add(self, made: MadeRun) -> MadeRun:
         self._folder.add(made, self.spent_s)
         return made
+
+
+def _is_complete(run: Path) -> bool:
+    try:
+        return RunFolder(run).manifest().status == "complete"
+    except LlmPerfError:
+        return False
 
 
 def _key(wanted: Configuration, number: int, purpose: str = "") -> str:
