@@ -367,8 +367,12 @@ def test_one_change_in_a_short_budget_is_judged_by_its_own_runs(base: Base) -> N
     assert found.confirmation == found.steps[0].decision
     assert "only one change was tried" in found.confirmed_why
     assert not [name for name in names(runs.made) if name.startswith("confirm")]
-    assert "the budget ended after 0 of 4 fresh runs" in found.confirmed_why
-    assert "Best, in the runs of its step" in folder.report_file.read_text()
+    assert "the budget does not suffice for the 4 fresh runs; `llm-perf tune" in found.confirmed_why
+    assert "budget ended" not in found.confirmed_why, "15 s are left"
+    page = folder.report_file.read_text()
+    assert "Best, in the runs of its step" in page
+    (sentence,) = [line for line in page.splitlines() if "only one change was tried, so" in line]
+    assert sentence.count("claim") == 1
     assert found.spent_s <= 65
 
 
