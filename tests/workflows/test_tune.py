@@ -23,6 +23,7 @@ from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing, PassRecord
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.tune import _cards, final_command
@@ -653,6 +654,17 @@ def test_a_budget_that_was_already_spent_is_refused(base: Base) -> None:
     again = resume(base[0], found.spent_s + 1)
     assert again.read().options.budget_s == found.spent_s + 1
     again.close()
+
+
+@pytest.mark.parametrize(("seconds", "budget_s"), [(None, 1.0), (12.3, 1.0), (12.3, 12.0)])
+def test_a_budget_that_is_too_short_for_the_base_is_refused_before_the_search_has_a_folder(
+    base: Base, seconds: float | None, budget_s: float
+) -> None:
+    RunFolder(base[0]).write_manifest(manifest(passes=(PassRecord("clean", "complete", ("python",), 0, seconds),)))
+    with pytest.raises(ConfigError, match="is too short to measure the base"):
+        begin(base[0], TuneOptions(budget_s=budget_s), [])
+    assert [path.name for path in base[0].parent.iterdir()] == ["run"]
+    begin(base[0], TuneOptions(budget_s=budget_s), [], fresh=True).close()
 
 
 def test_only_one_process_continues_a_search(base: Base) -> None:

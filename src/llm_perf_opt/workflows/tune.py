@@ -20,7 +20,7 @@ from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError, interrupted
-from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.profiling.passes import Listener
@@ -34,7 +34,16 @@ from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState, resume_command
 from llm_perf_opt.workflows.tune_options import check_for_base, check_options, user_levers
-from llm_perf_opt.workflows.tune_runs import Clock, Configuration, OutOfBudgetError, Recorder, Runs, StoppedError, configuration
+from llm_perf_opt.workflows.tune_runs import (
+    Clock,
+    Configuration,
+    OutOfBudgetError,
+    Recorder,
+    Runs,
+    StoppedError,
+    again_s,
+    configuration,
+)
 from llm_perf_opt.workflows.tune_search import Place, Rules, Search
 
 RUNS_ON_CPU, RUNS_ON_GPU = 3, 2
@@ -79,12 +88,24 @@ def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bo
         )
     device = "" if isinstance(run.timings, Missing) else run.timings.model.device
     check_for_base(options, asdict(with_overrides(run.settings, ())), device)
+    if not fresh:
+        _check_budget(run, options.budget_s)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     points = () if isinstance(run.timings, Missing) else read_calibration(run.timings.model.device_name)[0]
     state = TuneState(
         SCHEMA, __version__, created, tuple(command), str(run.folder.path), fresh, options, points, spent_s=spent_s
     )  # fmt: skip
     return TuneFolder.create(run.folder.path, state)
+
+
+def _check_budget(run: RunReader, budget_s: float) -> None:
+    """Raise ConfigError if the run is known to take longer than the budget, before the search has a folder."""
+    needed_s = again_s(_pass_seconds(run.manifest)[0], run.timings)
+    if budget_s <= needed_s:
+        given, needed = (duration(seconds * 1e9) for seconds in (budget_s, needed_s))
+        raise ConfigError(
+            f"--budget {given} is too short to measure the base, which takes about {needed}.", "Give a longer --budget."
+        )
 
 
 def resume(path: Path, budget_s: float | None) -> TuneFolder:
@@ -245,14 +266,14 @@ def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: 
         options.max_steps,
         options.max_logit_diff,
     )
-    recorder.expect(unchanged, *_pass_seconds(given))
+    recorder.expect(unchanged, *_pass_seconds(given.analysis.manifest))
     place = Place(unchanged, (first,), given if has_findings else None)
     return _Start(place, given, values, rules, levers, tuple(notes))
 
 
-def _pass_seconds(base: Tried) -> tuple[float, float]:
+def _pass_seconds(base: Manifest) -> tuple[float, float]:
     """Return how long the unprofiled pass of the base took, and all others together."""
-    seconds = {entry.name: entry.seconds or 0.0 for entry in base.analysis.manifest.passes}
+    seconds = {entry.name: entry.seconds or 0.0 for entry in base.passes}
     clean = seconds.pop("clean", 0.0)
     seconds.pop("nvml", None)  # it runs next to the unprofiled pass
     return clean, sum(seconds.values())

@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.metrics import compile_seconds
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import with_overrides
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError
-from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.report.text import known
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, resume_command
@@ -145,7 +145,7 @@ class Recorder:
         if isinstance(timings, Missing):
             return timings
         if not profiled:
-            seconds = made.seconds - (1 - _COMPILED_AGAIN) * known(compile_seconds(timings), 0.0)
+            seconds = again_s(made.seconds, timings)
             self._took[wanted.signature] = min(self._took.get(wanted.signature, seconds), seconds)
         return tried
 
@@ -202,6 +202,12 @@ def _is_complete(run: Path) -> bool:
 
 def _key(wanted: Configuration, number: int, purpose: str = "") -> str:
     return f"{wanted.signature}:{number}{f':{purpose}' if purpose else ''}"
+
+
+def again_s(seconds: float, timings: Maybe[CleanTimings]) -> float:
+    """Return how long a further run of a configuration is expected to take, from one that took `seconds`."""
+    compiling = 0.0 if isinstance(timings, Missing) else known(compile_seconds(timings), 0.0)
+    return max(seconds - (1 - _COMPILED_AGAIN) * compiling, _LEAST_S)
 
 
 def folder_name(number: int, words: str, run: int | str) -> str:
