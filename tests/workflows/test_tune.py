@@ -21,6 +21,7 @@ from llm_perf_opt.analysis.tuning.outcomes import distance_of
 from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
+from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
@@ -29,7 +30,7 @@ from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.tune import _cards, final_command
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.tune import CapturedRuns, begin, resume, tune
+from llm_perf_opt.workflows.tune import CapturedRuns, begin, measure_base, resume, tune
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, TuneOptions
 from llm_perf_opt.workflows.tune_options import check_for_base
 from llm_perf_opt.workflows.tune_runs import Recorder, configuration
@@ -726,12 +727,35 @@ def test_energy_is_refused_on_a_cpu_before_anything_runs(values: dict[str, Any],
         settings = {**values, "hardware": {**values["hardware"], "device": device}}
         with pytest.raises(ConfigError, match="on a CPU: energy comes from the GPU's counter"):
             check_for_base(options, settings, "cpu" if device == "cuda" else "")
-    check_for_base(options, {**values, "hardware": {**values["hardware"], "device": "cuda"}})
+    check_for_base(options, sampled_on_gpu(values))
+
+
+@pytest.mark.parametrize("options", [TuneOptions("energy"), TuneOptions(constraints=("energy<5J",))])
+@pytest.mark.parametrize("profiling", [["none"], ["roofline-only"], ["full", "profiling.nvml.enable=false"]])
+def test_energy_is_refused_without_telemetry_before_anything_runs(
+    tmp_path: Path, options: TuneOptions, profiling: list[str]
+) -> None:
+    option, *more = profiling
+    words = ["runtime=fake", "hardware.device=cuda", f"hydra.run.dir={tmp_path / 'new'}", f"profiling={option}", *more]
+    with pytest.raises(ConfigError, match="energy is not sampled") as caught:
+        measure_base(words, None, [], QuietProgress(), options)
+    assert caught.value.remedy == "Add profiling.nvml.enable=true."
+    fake_base(tmp_path / "run", asdict(compose(words).config))
+    with pytest.raises(ConfigError, match="energy is not sampled") as caught:
+        begin(tmp_path / "run", options, [])
+    assert caught.value.remedy == "Make the run again with profiling.nvml.enable=true."
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    check_for_base(options, asdict(compose([*words, "profiling.nvml.enable=true"]).config))
+
+
+def sampled_on_gpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings on a GPU, with telemetry."""
+    profiling = {**values["profiling"], "nvml": {**values["profiling"]["nvml"], "enable": True}}
+    return {**values, "hardware": {**values["hardware"], "device": "cuda"}, "profiling": profiling}
 
 
 def test_an_objective_that_cannot_be_measured_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
-    settings = {**values, "hardware": {**values["hardware"], "device": "cuda"}}
-    base = tmp_path / "run", fake_base(tmp_path / "run", settings)
+    base = tmp_path / "run", fake_base(tmp_path / "run", sampled_on_gpu(values))
     folder = begin(base[0], TuneOptions(objective="energy"), [])
     runs = FakeRuns(folder.path, base[1])
     with pytest.raises(ConfigError, match="energy cannot be measured here: not sampled"):

@@ -87,7 +87,7 @@ def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bo
             f"{base} cannot be tuned: it is not a run of a model with its configuration.", "Give a run of `llm-perf run`."
         )
     device = "" if isinstance(run.timings, Missing) else run.timings.model.device
-    check_for_base(options, asdict(with_overrides(run.settings, ())), device)
+    check_for_base(options, asdict(with_overrides(run.settings, ())), device, is_run=True)
     if not fresh:
         _check_budget(run, options.budget_s)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
