@@ -148,12 +148,12 @@ class CapturedRuns:
 
     def _config(self, overrides: tuple[str, ...], profiled: bool, limit_s: float) -> Any:
         """Return the configuration, unprofiled unless its findings are wanted. No pass may take longer than the budget."""
-        own = overridden(self._values, overrides, profiled=True)
-        profiling = own.profiling if profiled else replace(overridden(self._values, overrides).profiling, nvml=own.profiling.nvml)
+        config = overridden(self._values, overrides, profiled=profiled)
+        profiling = config.profiling
         limit = min(profiling.pass_timeout_s, max(limit_s, 1.0))
         reference = self.reference if self.logits else None
         profiling = replace(profiling, pass_timeout_s=limit, logits=self.logits, logits_reference=reference)
-        return replace(own, profiling=profiling)
+        return replace(config, profiling=profiling)
 
     def read(self, path: Path, *, profiled: bool) -> Tried:
         """Analyze a run. Unprofiled runs measure no peaks, so those of the base count: all steps have the same ones.
