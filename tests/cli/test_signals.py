@@ -165,7 +165,7 @@ def test_an_interrupt_of_the_report_keeps_why_the_run_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
 ) -> None:
     def failed(composed: Composed, *_: Any) -> tuple[RunFolder, LlmPerfError | None]:
-        run, _ = captured(composed)
+        run = captured(composed)[0]
         run.write_manifest(manifest(status="partial", why="The torch pass ran out of memory."))
         return run, CaptureError("The torch pass ran out of memory.", "Use a smaller batch.")
 
