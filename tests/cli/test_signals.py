@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from builders import clean_timings, manifest, run_analysis
-from command import HANG_S
+from command import HANG_S, llm_perf
 from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.advise import advise
 from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.config.composition import Composed
-from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Preempted, Terminated
+from llm_perf_opt.core.errors import CaptureError, HungUp, Interrupted, LlmPerfError, Preempted, Terminated
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
@@ -143,7 +143,7 @@ def captured(composed: Composed, *_: Any) -> tuple[RunFolder, LlmPerfError | Non
     return run, None
 
 
-def pressed(*_: Any) -> Any:
+def pressed(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 
 
@@ -156,8 +156,29 @@ def test_an_interrupt_of_the_report_says_how_to_write_it(
     with pytest.raises(Interrupted) as caught:
         verb.run([f"hydra.run.dir='{place}'"], quiet=True, as_json=True)
     assert caught.value.fact == "Interrupted while the report was written."
-    assert caught.value.remedy == f"`llm-perf report '{place}'` writes it."
+    assert caught.value.remedy == f"`llm-perf report '{place}'` writes the report."
     assert json.loads(capsys.readouterr().out)["status"] == "complete"
+
+
+@pytest.mark.parametrize("interrupted", ["analyze_run.report_run", "images.draw_images"])
+def test_an_interrupt_of_the_report_keeps_why_the_run_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    def failed(composed: Composed, *_: Any) -> tuple[RunFolder, LlmPerfError | None]:
+        run = captured(composed)[0]
+        run.write_manifest(manifest(status="partial", why="The torch pass ran out of memory."))
+        return run, CaptureError("The torch pass ran out of memory.", "Use a smaller batch.")
+
+    monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", failed)
+    monkeypatch.setattr(f"llm_perf_opt.workflows.{interrupted}", pressed)
+    run, sweep = tmp_path / "run", tmp_path / "sweep"
+    with pytest.raises(Interrupted) as caught:
+        verb.run([f"hydra.run.dir={run}"], quiet=True)
+    assert caught.value.fact == "Interrupted while the report was written. Before that: The torch pass ran out of memory."
+    assert caught.value.remedy == f"Use a smaller batch. `llm-perf report {run}` writes the report."
+    with pytest.raises(Interrupted, match=r"written\. Before that: The torch pass"):
+        verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={sweep}"], multirun=True, quiet=True)
+    assert [point.status for point in SweepFolder(sweep).points()] == ["partial", "pending"], "the sweep stopped"
 
 
 def test_an_interrupt_of_the_images_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +227,21 @@ def test_ctrl_c_outside_a_pass_is_not_silent() -> None:
     with pytest.raises(Interrupted) as caught, graceful_exit():
         pressed()
     assert (caught.value.fact, caught.value.exit_code) == ("Interrupted.", 130)
+
+
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [
+        (["report", "."], "llm_perf_opt.workflows.run_reader.RunReader.open"),
+        (["compare", ".", "."], "llm_perf_opt.workflows.compare.compare_runs"),
+        (["metrics", "list"], "llm_perf_opt.cli.metrics.note_debug"),
+        (["options"], "llm_perf_opt.cli.app._command"),
+    ],
+)
+def test_ctrl_c_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], work: str) -> None:
+    monkeypatch.setattr(work, pressed)
+    done = llm_perf(*words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "error: Interrupted.\n")
 
 
 def test_an_interrupt_while_a_module_is_imported_ends_with_the_code_of_the_command(tmp_path: Path) -> None:

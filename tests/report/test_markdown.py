@@ -375,3 +375,11 @@ def test_no_word_of_the_command_ends_its_block(word: str) -> None:
     page, _, _ = read_all(run_analysis(manifest=manifest(command=("llm-perf", word))))
     assert page.headings[-1] == "To repeat"
     assert len(page.fences) == 2
+
+
+@pytest.mark.parametrize("words", [["--point", "sweep", "0"], ["--point=sweep", "0"]])
+def test_the_command_of_a_point_says_that_a_complete_one_is_not_run_again(words: list[str]) -> None:
+    found = run_analysis()
+    point = replace(found, manifest=replace(found.manifest, command=("llm-perf", "run", *words)))
+    assert "A point that is complete is not run again" in report(point)
+    assert "A point that is complete" not in report(found)

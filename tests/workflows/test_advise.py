@@ -10,20 +10,24 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from builders import MS, clean_timings, default_config, in_a_row, run_analysis
+from builders import MS, clean_timings, default_config, in_a_row, manifest, run_analysis
 from command import measured_here
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import Finding, ThroughputLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.cli.progress import QuietProgress
-from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.composition import Composed, compose, config_to_yaml
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import RuntimeFacts
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.report.findings import trial_words, trials_table, trials_text, verification_json
+from llm_perf_opt.workflows import advise
 from llm_perf_opt.workflows.advise import findings_of, overridden, to_try, verify
 from llm_perf_opt.workflows.analyze_run import analyze
+from llm_perf_opt.workflows.calibration import read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 from markdown_reader import read
 from rendered import markdown_of
@@ -280,3 +284,35 @@ def test_advise_alone_shows_what_was_tried_before(tmp_path: Path, monkeypatch: p
     assert [one["id"] for one in data["findings"]] == ["some_change"]
     found = data["verification"]
     assert (found["trials"][0]["after_ns"] if tried else found) == (7 * MS if tried else None)
+
+
+@pytest.mark.parametrize(("spoiled", "kept"), [("", 1), ("base", 0), ("trial", 0)])
+def test_nothing_is_learned_from_a_trial_on_a_busy_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoiled: str, kept: int
+) -> None:
+    """The base takes 10 ms per token, the trial 6 ms. Something else uses the machine during one of them."""
+    busy = RunWarning(WarningId.SHARED_GPU, "2 processes shared the GPU while measuring.")
+
+    def captured(composed: Composed, *_: Any) -> tuple[RunFolder, LlmPerfError | None]:
+        assert composed.config.profiling.nvml.enable, "telemetry shows who used the machine"
+        folder = RunFolder.create(composed.run_dir)
+        write_record(folder.clean_file, clean_timings(in_a_row(10, 50 * MS, [6 * MS] * 3)))
+        folder.write_manifest(manifest())
+        return folder, None
+
+    def analyzed(run: RunReader, **more: Any) -> RunAnalysis:
+        return replace(analyze(run, **more), warnings=(busy,) if spoiled == "trial" else ())
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(advise, "capture", captured)
+    monkeypatch.setattr(advise, "analyze", analyzed)
+    monkeypatch.setattr(advise, "_other_machine", lambda *_: "")
+    folder = RunFolder.create(tmp_path / "run")
+    folder.config_file.write_text(config_to_yaml(default_config()))
+    folder.write_manifest(manifest())
+    timings = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 3))
+    base = replace(run_analysis(), timings=timings, warnings=(busy,) if spoiled == "base" else ())
+    found, _ = verify(RunReader(folder), base, [finding()], ["llm-perf", "advise"], QuietProgress())
+    assert [(trial.before_ns, trial.after_ns) for trial in found.trials] == [(10 * MS, 6 * MS)]
+    points, _ = read_calibration(timings.model.device_name)
+    assert len(points) == kept

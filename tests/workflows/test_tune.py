@@ -21,14 +21,16 @@ from llm_perf_opt.analysis.tuning.outcomes import distance_of
 from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
+from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing, PassRecord
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.tune import _cards, final_command
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.tune import CapturedRuns, begin, resume, tune
+from llm_perf_opt.workflows.tune import CapturedRuns, begin, measure_base, resume, tune
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, TuneOptions
 from llm_perf_opt.workflows.tune_options import check_for_base
 from llm_perf_opt.workflows.tune_runs import Recorder, configuration
@@ -229,6 +231,18 @@ def test_a_base_that_was_measured_again_is_shown_with_its_new_time_and_warnings(
     assert (told["base_value"], told["recorded_value"]) == (found.base_value, found.recorded_value)
 
 
+def test_the_value_of_the_base_is_that_of_its_first_run_and_of_its_fresh_runs(base: Base) -> None:
+    """The base takes 10 ms, 10.5 ms next to the change, and 12 ms in the two fresh runs."""
+
+    def change(tried: Tried, engine: Mapping[str, Any]) -> Tried:
+        name = Path(tried.path).name
+        return at_speed(tried, 1.2 if "confirm-base" in name else 1.05 if "before" in name else 1.0)
+
+    found, *_ = searched(base, TuneOptions(max_steps=1), change=change)
+    assert found.confirmed is True
+    assert found.base_value == pytest.approx(10 * MS * (1.2 * 1.2) ** (1 / 3), rel=0.005)
+
+
 def test_a_base_that_was_measured_for_the_search_is_called_base(base: Base) -> None:
     folder = begin(base[0], TuneOptions(max_steps=1), [], fresh=True)
     runs = FakeRuns(folder.path, base[1], change=slow_then)
@@ -367,8 +381,12 @@ def test_one_change_in_a_short_budget_is_judged_by_its_own_runs(base: Base) -> N
     assert found.confirmation == found.steps[0].decision
     assert "only one change was tried" in found.confirmed_why
     assert not [name for name in names(runs.made) if name.startswith("confirm")]
-    assert "the budget ended after 0 of 4 fresh runs" in found.confirmed_why
-    assert "Best, in the runs of its step" in folder.report_file.read_text()
+    assert "the budget does not suffice for the 4 fresh runs; `llm-perf tune" in found.confirmed_why
+    assert "budget ended" not in found.confirmed_why, "15 s are left"
+    page = folder.report_file.read_text()
+    assert "Best, in the runs of its step" in page
+    (sentence,) = [line for line in page.splitlines() if "only one change was tried, so" in line]
+    assert sentence.count("claim") == 1
     assert found.spent_s <= 65
 
 
@@ -639,6 +657,17 @@ def test_a_budget_that_was_already_spent_is_refused(base: Base) -> None:
     again.close()
 
 
+@pytest.mark.parametrize(("seconds", "budget_s"), [(None, 1.0), (12.3, 1.0), (12.3, 12.0)])
+def test_a_budget_that_is_too_short_for_the_base_is_refused_before_the_search_has_a_folder(
+    base: Base, seconds: float | None, budget_s: float
+) -> None:
+    RunFolder(base[0]).write_manifest(manifest(passes=(PassRecord("clean", "complete", ("python",), 0, seconds),)))
+    with pytest.raises(ConfigError, match="is too short to measure the base"):
+        begin(base[0], TuneOptions(budget_s=budget_s), [])
+    assert [path.name for path in base[0].parent.iterdir()] == ["run"]
+    begin(base[0], TuneOptions(budget_s=budget_s), [], fresh=True).close()
+
+
 def test_only_one_process_continues_a_search(base: Base) -> None:
     folder = begin(base[0], TuneOptions(), ["llm-perf", "tune"])
     with pytest.raises(ResourceError, match="in use by another process"):
@@ -698,12 +727,35 @@ def test_energy_is_refused_on_a_cpu_before_anything_runs(values: dict[str, Any],
         settings = {**values, "hardware": {**values["hardware"], "device": device}}
         with pytest.raises(ConfigError, match="on a CPU: energy comes from the GPU's counter"):
             check_for_base(options, settings, "cpu" if device == "cuda" else "")
-    check_for_base(options, {**values, "hardware": {**values["hardware"], "device": "cuda"}})
+    check_for_base(options, sampled_on_gpu(values))
+
+
+@pytest.mark.parametrize("options", [TuneOptions("energy"), TuneOptions(constraints=("energy<5J",))])
+@pytest.mark.parametrize("profiling", [["none"], ["roofline-only"], ["full", "profiling.nvml.enable=false"]])
+def test_energy_is_refused_without_telemetry_before_anything_runs(
+    tmp_path: Path, options: TuneOptions, profiling: list[str]
+) -> None:
+    option, *more = profiling
+    words = ["runtime=fake", "hardware.device=cuda", f"hydra.run.dir={tmp_path / 'new'}", f"profiling={option}", *more]
+    with pytest.raises(ConfigError, match="energy is not sampled") as caught:
+        measure_base(words, None, [], QuietProgress(), options)
+    assert caught.value.remedy == "Add profiling.nvml.enable=true."
+    fake_base(tmp_path / "run", asdict(compose(words).config))
+    with pytest.raises(ConfigError, match="energy is not sampled") as caught:
+        begin(tmp_path / "run", options, [])
+    assert caught.value.remedy == "Make the run again with profiling.nvml.enable=true."
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    check_for_base(options, asdict(compose([*words, "profiling.nvml.enable=true"]).config))
+
+
+def sampled_on_gpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings on a GPU, with telemetry."""
+    profiling = {**values["profiling"], "nvml": {**values["profiling"]["nvml"], "enable": True}}
+    return {**values, "hardware": {**values["hardware"], "device": "cuda"}, "profiling": profiling}
 
 
 def test_an_objective_that_cannot_be_measured_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
-    settings = {**values, "hardware": {**values["hardware"], "device": "cuda"}}
-    base = tmp_path / "run", fake_base(tmp_path / "run", settings)
+    base = tmp_path / "run", fake_base(tmp_path / "run", sampled_on_gpu(values))
     folder = begin(base[0], TuneOptions(objective="energy"), [])
     runs = FakeRuns(folder.path, base[1])
     with pytest.raises(ConfigError, match="energy cannot be measured here: not sampled"):

@@ -34,7 +34,7 @@ from llm_perf_opt.cli import (
 )
 from llm_perf_opt.cli.shared import WithCompletion, WithOverrides, debugging
 from llm_perf_opt.cli.signals import forget_interrupt
-from llm_perf_opt.core.errors import LlmPerfError, file_error
+from llm_perf_opt.core.errors import LlmPerfError, file_error, interrupted
 from llm_perf_opt.core.terminal import indented, safe_streams
 
 BUG = "This is a bug in llm-perf"
@@ -117,8 +117,9 @@ def _main() -> None:
         _command()()
     except LlmPerfError as error:
         _end(error, error.fact, error.remedy, error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as error:  # before or after the verb
+        stopped = interrupted(error, "")
+        _end(stopped, stopped.fact, stopped.remedy, stopped.exit_code)
     except BrokenPipeError:
         sys.stderr.close()  # the reader closed the pipe
         sys.exit(1)

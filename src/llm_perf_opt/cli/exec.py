@@ -9,8 +9,8 @@ import typer
 
 from llm_perf_opt.cli.outcome import print_program
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, raise_if
-from llm_perf_opt.cli.signals import graceful_exit, unreported
-from llm_perf_opt.core.errors import Interrupted
+from llm_perf_opt.cli.signals import graceful_exit
+from llm_perf_opt.core.errors import Interrupted, unreported
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.program import ExecRequest
@@ -104,7 +104,7 @@ def exec_program(
         try:
             print_program(folder, report_program(RunReader(folder)), as_json)
         except (KeyboardInterrupt, Interrupted) as stopped:
-            raise unreported(stopped, folder.path) from stopped
+            raise unreported(stopped, folder.path, error) from stopped
         raise_if(error)
 
 

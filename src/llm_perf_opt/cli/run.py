@@ -11,8 +11,8 @@ import typer
 from llm_perf_opt.cli.completing import complete_override, complete_sweep
 from llm_perf_opt.cli.outcome import outcome, print_outcome
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.signals import graceful_exit, unreported
-from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, interrupted
+from llm_perf_opt.cli.signals import graceful_exit
+from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, interrupted, unreported
 from llm_perf_opt.core.processes import under_nsys
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet:
         print_json(outcome(folder, analysis))
     else:
         print_outcome(folder, analysis, images)
-    raise_if(error or (analysis.fault if analysis else None))
+    raise_if(error)
 
 
 def _print_notes(points: "Iterable[Composed]", *more: str) -> None:
@@ -147,6 +147,7 @@ def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis
     from llm_perf_opt.profiling.capture import capture
 
     folder: RunFolder | None = None
+    error: LlmPerfError | None = None
     try:
         with progress_for(quiet) as progress:
             folder, error = capture(composed, command_line(), progress)
@@ -154,7 +155,7 @@ def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis
     except (KeyboardInterrupt, Interrupted) as stopped:
         if folder is None:
             raise
-        return folder, None, unreported(stopped, folder.path)
+        return folder, None, unreported(stopped, folder.path, error)
 
 
 def _with_images(
@@ -163,10 +164,11 @@ def _with_images(
     from llm_perf_opt.core.records import Missing
 
     folder, analysis, error = _capture(composed, quiet)
+    error = error or (analysis.fault if analysis else None)
     try:
         return folder, analysis, _images(folder, analysis), error
     except (KeyboardInterrupt, Interrupted) as stopped:
-        return folder, analysis, Missing("interrupted"), unreported(stopped, folder.path)
+        return folder, analysis, Missing("interrupted"), unreported(stopped, folder.path, error)
 
 
 def _refuse_with_point(overrides: list[str], **options: object) -> None:
@@ -209,7 +211,7 @@ def _reported(*, quiet: bool, as_json: bool, one: bool = False) -> "RunOne":
             print_outcome(run, analysis, images)
         elif one:
             print_json(outcome(run, analysis))
-        return run, error or (analysis.fault if analysis else None)
+        return run, error
 
     return run_one
 
@@ -299,7 +301,7 @@ def _launched(folder: "SweepFolder", launcher: "LauncherConfig", run_one: "RunOn
         again = resume_command(folder)
         if again in error.remedy:
             raise
-        raise type(error)(error.fact, f"{error.remedy} The sweep is planned; `{again}` submits it.".lstrip()) from error
+        raise type(error)(error.fact, f"{error.remedy} `{again}` continues the sweep.".lstrip()) from error
 
 
 def _require_launcher(launcher: "LauncherConfig") -> None:

@@ -8,8 +8,8 @@ import typer
 from llm_perf_opt.cli.completing import complete_override
 from llm_perf_opt.cli.outcome import print_serving
 from llm_perf_opt.cli.shared import SLO_HELP, Debug, Json, Quiet, command_line, note_debug, raise_if
-from llm_perf_opt.cli.signals import graceful_exit, unreported
-from llm_perf_opt.core.errors import Interrupted
+from llm_perf_opt.cli.signals import graceful_exit
+from llm_perf_opt.core.errors import Interrupted, unreported
 
 if TYPE_CHECKING:
     from llm_perf_opt.config.schema import RunConfig
@@ -85,7 +85,7 @@ def serve(
         try:
             print_serving(result.folder, report_serving(RunReader(result.folder)), as_json)
         except (KeyboardInterrupt, Interrupted) as stopped:
-            raise unreported(stopped, result.folder.path) from stopped
+            raise unreported(stopped, result.folder.path, result.error) from stopped
         raise_if(result.error)
 
 

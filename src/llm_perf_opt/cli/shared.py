@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from llm_perf_opt.core.errors import ConfigError, LlmPerfError, did_you_mean, nearest
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, did_you_mean, interrupted, nearest
 from llm_perf_opt.core.terminal import json_text
 
 if TYPE_CHECKING:
@@ -57,6 +57,13 @@ class WithCompletion(WholeHelp):
             if words and not words[0].startswith("-"):
                 _answer_completion(ctx, option, words[0])
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb. Raise Interrupted on Ctrl-C, which typer would end without a message."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise interrupted(error, "") from error
 
 
 def _is_setting(word: str) -> bool:

@@ -2,13 +2,11 @@
 
 import os
 import select
-import shlex
 import signal
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
@@ -113,13 +111,6 @@ def graceful_exit() -> Iterator[None]:
                 file.close_if_gone()
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def unreported(error: KeyboardInterrupt | Interrupted, run: Path) -> Interrupted:
-    """Return the error for an interrupt while the report of a run was written."""
-    fact = (error if isinstance(error, Interrupted) else interrupted(error, "")).fact
-    words = "Interrupted while the report was written." if fact == "Interrupted." else f"{fact} The report was not written."
-    return Interrupted(words, f"`llm-perf report {shlex.quote(str(run))}` writes it.")
 
 
 def forget_interrupt() -> None:

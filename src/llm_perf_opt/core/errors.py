@@ -18,7 +18,9 @@
 import difflib
 import errno
 import re
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 
 _LEAST_PART = 3
 """Letters. A shorter word is part of too many names to suggest them."""
@@ -87,6 +89,15 @@ class Interrupted(LlmPerfError):  # noqa: N818 - not a failure
 def interrupted(error: KeyboardInterrupt, remedy: str) -> Interrupted:
     """Return the error for a KeyboardInterrupt: Ctrl-C, or the signal that its message names."""
     return Interrupted(str(error) or "Interrupted.", remedy)
+
+
+def unreported(error: KeyboardInterrupt | Interrupted, run: Path, earlier: LlmPerfError | None = None) -> Interrupted:
+    """Return the error for an interrupt while the report of a run was written. `earlier`: the error of the run itself."""
+    fact = (error if isinstance(error, Interrupted) else interrupted(error, "")).fact
+    words = "Interrupted while the report was written." if fact == "Interrupted." else f"{fact} The report was not written."
+    before = "" if earlier is None or isinstance(earlier, Interrupted) else f" Before that: {earlier.fact}"
+    remedy = f"`llm-perf report {shlex.quote(str(run))}` writes the report."
+    return Interrupted(f"{words}{before}", f"{earlier.remedy if earlier else ''} {remedy}".lstrip())
 
 
 class Terminated(Interrupted):

@@ -181,8 +181,13 @@ def change_command(finding: Finding, command: Sequence[str] = ()) -> str:
 
 def is_single_run(command: Sequence[str]) -> bool:
     """Return whether a command makes one run each time: not that of a sweep, of one of its points, or of another program."""
-    sweeping = any(word.partition("=")[0] in ("-m", "--multirun", "--resume", "--point") for word in command)
+    sweeping = has_option(command, "-m", "--multirun", "--resume", "--point")
     return list(command[:2]) == ["llm-perf", "run"] and not sweeping
+
+
+def has_option(command: Sequence[str], *names: str) -> bool:
+    """Return whether a command has one of these options, also as `--name=VALUE`."""
+    return any(word.partition("=")[0] in names for word in command)
 
 
 def changed_command(overrides: Sequence[str], command: Sequence[str]) -> str:

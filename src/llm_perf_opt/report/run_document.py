@@ -40,7 +40,7 @@ from llm_perf_opt.report.efficiency import (
     verdict_items,
 )
 from llm_perf_opt.report.engine_tables import engine_memory_tables, engine_tables
-from llm_perf_opt.report.findings import finding_blocks, findings_of, source_of, trials_table
+from llm_perf_opt.report.findings import finding_blocks, findings_of, has_option, source_of, trials_table
 from llm_perf_opt.report.graph_tables import structure_tables, without_operator
 from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernel_blocks, provenance
 from llm_perf_opt.report.overview import overview_blocks
@@ -344,7 +344,7 @@ def _definitions(analysis: RunAnalysis) -> Section:
 def _repeat(analysis: RunAnalysis) -> Section:
     command = analysis.manifest.command
     blocks: list[Block] = [Paragraph("The run:"), Code(shlex.join(command))]
-    if "--point" in command:
+    if has_option(command, "--point"):
         blocks.append(Paragraph("A point that is complete is not run again: move or remove its folder first."))
     blocks += [Paragraph("To regenerate the reports from the run folder:"), Code("llm-perf report RUN")]
     passes = [Item(f"{entry.name}:", shlex.join(entry.argv)) for entry in analysis.manifest.passes if entry.argv]

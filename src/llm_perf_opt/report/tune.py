@@ -106,8 +106,8 @@ def _share(step: Step) -> str:
 
 def _words(found: TuneResult) -> list[Block]:
     """Return the result in words, and what the gain is based on if fresh runs were not finished."""
-    claim = [Paragraph(f"The claim: {found.confirmed_why}.")] if _by_its_step(found) else []
-    return [Paragraph(_summary(found)), *claim]
+    basis = [Paragraph(f"What this is based on: {found.confirmed_why}.")] if _by_its_step(found) else []
+    return [Paragraph(_summary(found)), *basis]
 
 
 def _by_its_step(found: TuneResult) -> bool:

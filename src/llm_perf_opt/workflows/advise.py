@@ -9,16 +9,17 @@ from typing import Any
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.calibration import point_of
+from llm_perf_opt.analysis.tuning.outcomes import can_be_learned_from
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.schema import RunConfig
-from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ParseError, ResourceError, unreported
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.profiling.provenance import environment
-from llm_perf_opt.workflows.analyze_run import report_run, reread, write_reports
+from llm_perf_opt.workflows.analyze_run import analyze, report_run, reread, write_reports
 from llm_perf_opt.workflows.calibration import add_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 
@@ -67,29 +68,31 @@ def verify(
             break
     found = Verification(base.run, base.remeasured, tuple(trials))
     write_record(folder.verify_file, found)
-    _keep(folder, trials, base.timings)
+    _keep(folder, trials, base)
     write_reports(run, replace(analysis, verified=found))
     return found, interrupted
 
 
-def _keep(folder: RunFolder, trials: Sequence[Trial], base: CleanTimings) -> None:
+def _keep(folder: RunFolder, trials: Sequence[Trial], base: "_Base") -> None:
     """Keep predictions and measurements for the intervals of later predictions on this kind of device."""
-    points = []
+    points, model = [], base.timings.model
     for trial in trials:
-        made = RunFolder(folder.path.with_name(trial.run)) if trial.run and not trial.why else None
-        if made is not None:
-            known = {"device": base.model.device_name, "model": base.model.name, "run": str(made.path)}
-            points.append(point_of(trial, **known, made=made.manifest().created))
+        made = RunReader(RunFolder(folder.path.with_name(trial.run))) if trial.run and not trial.why else None
+        if made is not None and can_be_learned_from([base.analysis, analyze(made, traces=False)]):
+            known = {"device": model.device_name, "model": model.name, "run": str(made.folder.path)}
+            points.append(point_of(trial, **known, made=made.manifest.created))
     add_calibration([point for point in points if point is not None])  # a cache: verify.json has the trials if it fails
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str], *, profiled: bool = False) -> RunConfig:
-    """Return the configuration of a run with some values replaced, unprofiled unless `profiled`. Raise ConfigError if a value
-    is invalid."""
+    """Return the configuration of a run with some values replaced; unless `profiled`, with no profiling but its telemetry.
+
+    Raise ConfigError if a value is invalid.
+    """
     config = with_overrides(values, overrides)
     if profiled:
         return config
-    return replace(config, profiling=compose(["profiling=none"]).config.profiling)
+    return replace(config, profiling=replace(compose(["profiling=none"]).config.profiling, nvml=config.profiling.nvml))
 
 
 def _settings(run: RunReader) -> dict[str, Any]:
@@ -105,6 +108,8 @@ class _Base:
     timings: CleanTimings
     run: str
     """The run they come from."""
+    analysis: RunAnalysis
+    """Of that run."""
     remeasured: str = ""
     """Why they were measured again; empty if they were not."""
 
@@ -115,14 +120,14 @@ def _base(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any], r
     if isinstance(timings, Missing) or not timings.iterations:
         why = why or "the run has no unprofiled times"
     elif not why:
-        return _Base(timings, folder.path.name)
+        return _Base(timings, folder.path.name, analysis)
     run, error = run_one(overridden(values, ()), "base")
     again = run.timings
     if error is not None:
         raise error
     if isinstance(again, Missing) or not again.iterations:
         raise ParseError(f"The base could not be measured again in {run.folder.path}.", "See run.json there for the reason.")
-    return _Base(again, run.folder.path.name, why)
+    return _Base(again, run.folder.path.name, analyze(run, traces=False), why)
 
 
 def require_same_device(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any]) -> None:
@@ -180,18 +185,29 @@ def _try(values: Mapping[str, Any], finding: Finding, base: CleanTimings, run_on
     except LlmPerfError as raised:
         return unmeasured(finding, raised.fact), raised
     timings, name = run.timings, run.folder.path.name
-    if error is not None or isinstance(timings, Missing) or not timings.iterations:
+    unfinished = error is not None and run.manifest.status != "complete"
+    if unfinished or isinstance(timings, Missing) or not timings.iterations:
         why = error.fact if error else "the trial left no unprofiled times"
         return unmeasured(finding, why, name), error
-    return measured(finding, base, timings, name), None
+    return measured(finding, base, timings, name), error
 
 
 def _run(
     folder: RunFolder, command: Sequence[str], listener: Listener, config: RunConfig, name: str
 ) -> tuple[RunReader, LlmPerfError | None]:
     """Capture and report a run next to the original."""
-    composed = Composed(config, folder.path.with_name(f"{folder.path.name}-verify-{name}"))
+    return captured_run(Composed(config, folder.path.with_name(f"{folder.path.name}-verify-{name}")), command, listener)
+
+
+def captured_run(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunReader, LlmPerfError | None]:
+    """Capture and report a run. Return it with the error that ended it, also if an interrupt ended its report.
+
+    A run whose report was interrupted is complete in run.json, so its measurements can be used.
+    """
     made, error = capture(composed, command, listener)
     run = RunReader(made)
-    report_run(run)
+    try:
+        report_run(run)
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        error = unreported(stopped, made.path, error)
     return run, error

@@ -29,7 +29,7 @@ from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError, ResourceError
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, TorchPass
-from llm_perf_opt.core.run_folder import write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 from llm_perf_opt.report.html import render_html
@@ -153,14 +153,6 @@ def write_reports(run: RunReader, analysis: RunAnalysis) -> None:
         words = f"No report.html: {error.fact} {error.remedy}"
         analysis = _warned(analysis, [RunWarning(WarningId.PAGE_NOT_WRITTEN, words)])
         report = run_document(analysis, run.telemetry, found)
-    pages = {
-        folder.report_file: report,
-        folder.summary_file: summary_document(analysis),
-        folder.operators_file: operators_document(analysis),
-        folder.kernels_file: kernels_document(analysis.kernels),
-    }
-    for file, document in pages.items():
-        write_whole(file, render_markdown(document).encode())
     if not isinstance(analysis.trace, Missing):
         write_record(folder.findings_file, analysis.trace)
     if analysis.ranks is not None and not isinstance(analysis.ranks.traces, Missing):
@@ -172,6 +164,19 @@ def write_reports(run: RunReader, analysis: RunAnalysis) -> None:
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
     if not isinstance(run.telemetry, Missing) and not isinstance(analysis.telemetry, Missing):
         write_whole(folder.nvml_csv_file, telemetry_csv(run.telemetry).encode())
+    documents = (report, summary_document(analysis), operators_document(analysis), kernels_document(analysis.kernels))
+    for file, document in zip(_last_files(folder), documents, strict=True):
+        write_whole(file, render_markdown(document).encode())
+
+
+def _last_files(folder: RunFolder) -> tuple[Path, ...]:
+    """Return the pages that every run has, which are written after all other files; report.html needs a package."""
+    return folder.report_file, folder.summary_file, folder.operators_file, folder.kernels_file
+
+
+def is_reported(folder: RunFolder) -> bool:
+    """Return whether every report and table of a run was written."""
+    return all(file.exists() for file in _last_files(folder))
 
 
 def report_run(run: RunReader, limits: dict[str, float] | None = None) -> RunAnalysis:

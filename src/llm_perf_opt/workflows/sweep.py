@@ -30,7 +30,7 @@ from llm_perf_opt.profiling.requested_metrics import resolve_metrics
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.sweep import SweepReport, sweep_document
-from llm_perf_opt.workflows.analyze_run import analyze, report_run
+from llm_perf_opt.workflows.analyze_run import analyze, is_reported, report_run
 from llm_perf_opt.workflows.images import draw_images
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import (
@@ -340,7 +340,7 @@ def report_unreported(folder: SweepFolder) -> list[str]:
     problems = []
     for number, point in enumerate(folder.points()):
         run = folder.run(point)
-        if point.status != "complete" or isinstance(run, Missing) or damage_of(point, run) or _is_reported(run.folder):
+        if point.status != "complete" or isinstance(run, Missing) or damage_of(point, run) or is_reported(run.folder):
             continue
         try:
             analysis = report_run(run)
@@ -352,11 +352,6 @@ def report_unreported(folder: SweepFolder) -> list[str]:
         except LlmPerfError as error:
             problems.append(f"Point {number} has no report: {error.fact} {error.remedy}".rstrip())
     return problems
-
-
-def _is_reported(run: RunFolder) -> bool:
-    """Return whether every page of a run was written, the last ones included; report.html needs a package."""
-    return all(page.exists() for page in (run.report_file, run.summary_file, run.operators_file, run.kernels_file))
 
 
 def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:

@@ -1,6 +1,7 @@
 """`llm-perf tune`: find a faster configuration of a run, step by step, and write the page."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,23 +19,31 @@ from llm_perf_opt.analysis.tuning.records import ConstraintLine, StageDistance, 
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
-from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError, interrupted
+from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.units import duration
-from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.tune import final_command, tune_document
 from llm_perf_opt.report.tune_charts import staircase_svg
-from llm_perf_opt.workflows.advise import overridden, require_same_device
-from llm_perf_opt.workflows.analyze_run import analyze, report_run
+from llm_perf_opt.workflows.advise import captured_run, overridden, require_same_device
+from llm_perf_opt.workflows.analyze_run import analyze, is_reported, report_run
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState
+from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState, resume_command
 from llm_perf_opt.workflows.tune_options import check_for_base, check_options, user_levers
-from llm_perf_opt.workflows.tune_runs import Clock, Configuration, OutOfBudgetError, Recorder, Runs, StoppedError, configuration
+from llm_perf_opt.workflows.tune_runs import (
+    Clock,
+    Configuration,
+    OutOfBudgetError,
+    Recorder,
+    Runs,
+    StoppedError,
+    again_s,
+    configuration,
+)
 from llm_perf_opt.workflows.tune_search import Place, Rules, Search
 
 RUNS_ON_CPU, RUNS_ON_GPU = 3, 2
@@ -60,11 +69,13 @@ def measure_base(
     if options.logits:
         profiling = replace(composed.config.profiling, logits=True)
         composed = replace(composed, config=replace(composed.config, profiling=profiling))
-    folder, error = capture(composed, command, listener)
-    report_run(RunReader(folder))
+    run, error = captured_run(composed, command, listener)
+    path = run.folder.path
+    if isinstance(error, Interrupted) and run.manifest.status == "complete":
+        raise Interrupted(error.fact, f"`{shlex.join(['llm-perf', 'tune', str(path)])}` searches from this run.")
     if error is not None:
         raise error
-    return folder.path, time.monotonic() - begun
+    return path, time.monotonic() - begun
 
 
 def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bool = False, spent_s: float = 0.0) -> TuneFolder:
@@ -76,13 +87,25 @@ def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bo
             f"{base} cannot be tuned: it is not a run of a model with its configuration.", "Give a run of `llm-perf run`."
         )
     device = "" if isinstance(run.timings, Missing) else run.timings.model.device
-    check_for_base(options, asdict(with_overrides(run.settings, ())), device)
+    check_for_base(options, asdict(with_overrides(run.settings, ())), device, is_run=True)
+    if not fresh:
+        _check_budget(run, options.budget_s)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     points = () if isinstance(run.timings, Missing) else read_calibration(run.timings.model.device_name)[0]
     state = TuneState(
         SCHEMA, __version__, created, tuple(command), str(run.folder.path), fresh, options, points, spent_s=spent_s
     )  # fmt: skip
     return TuneFolder.create(run.folder.path, state)
+
+
+def _check_budget(run: RunReader, budget_s: float) -> None:
+    """Raise ConfigError if the run is known to take longer than the budget, before the search has a folder."""
+    needed_s = again_s(_pass_seconds(run.manifest)[0], run.timings)
+    if budget_s <= needed_s:
+        given, needed = (duration(seconds * 1e9) for seconds in (budget_s, needed_s))
+        raise ConfigError(
+            f"--budget {given} is too short to measure the base, which takes about {needed}.", "Give a longer --budget."
+        )
 
 
 def resume(path: Path, budget_s: float | None) -> TuneFolder:
@@ -118,24 +141,28 @@ class CapturedRuns:
         try:
             composed = Composed(self._config(overrides, profiled, limit_s), self._folder / name)
             command = final_command(self._command, overrides) or self._command
-            made, error = capture(composed, command, self._listener)
-            report_run(RunReader(made))
+            run, error = captured_run(composed, command, self._listener)
         except LlmPerfError as raised:
             return None, raised
-        return made.path, error
+        return run.folder.path, error
 
     def _config(self, overrides: tuple[str, ...], profiled: bool, limit_s: float) -> Any:
         """Return the configuration, unprofiled unless its findings are wanted. No pass may take longer than the budget."""
-        own = overridden(self._values, overrides, profiled=True)
-        profiling = own.profiling if profiled else replace(overridden(self._values, overrides).profiling, nvml=own.profiling.nvml)
+        config = overridden(self._values, overrides, profiled=profiled)
+        profiling = config.profiling
         limit = min(profiling.pass_timeout_s, max(limit_s, 1.0))
         reference = self.reference if self.logits else None
         profiling = replace(profiling, pass_timeout_s=limit, logits=self.logits, logits_reference=reference)
-        return replace(own, profiling=profiling)
+        return replace(config, profiling=profiling)
 
     def read(self, path: Path, *, profiled: bool) -> Tried:
-        """Analyze a run. Unprofiled runs measure no peaks, so those of the base count: all steps have the same ones."""
+        """Analyze a run. Unprofiled runs measure no peaks, so those of the base count: all steps have the same ones.
+
+        If it is a run of the search and its report was interrupted, that is written first.
+        """
         run = RunReader.open(path)
+        if path.parent == self._folder and not is_reported(run.folder):
+            report_run(run)
         return Tried(str(run.folder.path), analyze(run, traces=profiled, like=self._base), run.tokens, run.logits)
 
 
@@ -162,19 +189,19 @@ def tune(
     """Run or resume a search, and write its pages. Return the result and the interruption that ended it, if one did."""
     state = folder.read()
     run = RunReader.open(Path(state.base))
-    values = run.settings
+    values, again = run.settings, resume_command(state.base)
     here = runs is None
     captured = CapturedRuns(folder.path, run, listener)
     captured.logits = state.options.logits
     runs = runs or captured
     recorder = Recorder(folder, runs, clock)
-    given = runs.read(Path(state.base), profiled=True)
-    if here:
-        require_same_device(run.folder, given.analysis, values)
     try:
+        given = runs.read(Path(state.base), profiled=True)
+        if here:
+            require_same_device(run.folder, given.analysis, values)
         start = _start(state, given, values, recorder)
-    except StoppedError as stop:
-        raise Interrupted(stop.error.fact, f"Nothing was tried yet. `llm-perf tune {state.base} --resume` continues.") from stop
+    except (StoppedError, Interrupted, KeyboardInterrupt) as stop:
+        raise Interrupted(_interruption(stop).fact, f"Nothing was tried yet. `{again}` continues.") from stop
     captured.reference = start.place.runs[0].path
     search = Search(start.rules, values, start.place, recorder, start.levers, state.calibration)
     stopped: LlmPerfError | None = None
@@ -189,15 +216,22 @@ def tune(
     try:
         search.run()
         confirmed = search.confirm()
-    except StoppedError as stop:
-        search.progress.ending, search.progress.why = "interrupted", stop.error.fact
-        stopped = type(stop.error)(stop.error.fact, f"`llm-perf tune {state.base} --resume` continues the search.")
+    except (StoppedError, KeyboardInterrupt) as stop:
+        stopped = Interrupted(_interruption(stop).fact, f"`{again}` continues the search.")
+        search.progress.ending, search.progress.why = "interrupted", stopped.fact.rstrip(".")
     unkept = add_calibration(search.progress.points)
     start = replace(start, notes=(*start.notes, *([unkept] if unkept else [])))
     found = _result(folder, start, search, recorder, confirmed)
     _write(folder, found)
     folder.write(replace(folder.read(), spent_s=recorder.spent_s, ended="" if stopped else found.why))
     return found, stopped
+
+
+def _interruption(stop: StoppedError | Interrupted | KeyboardInterrupt) -> Interrupted:
+    """Return the error for a stop during a run, or for one between the runs, while they are read."""
+    if isinstance(stop, KeyboardInterrupt):
+        return interrupted(stop, "")
+    return stop.error if isinstance(stop, StoppedError) else stop
 
 
 def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: Recorder) -> _Start:
@@ -232,14 +266,14 @@ def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: 
         options.max_steps,
         options.max_logit_diff,
     )
-    recorder.expect(unchanged, *_pass_seconds(given))
+    recorder.expect(unchanged, *_pass_seconds(given.analysis.manifest))
     place = Place(unchanged, (first,), given if has_findings else None)
     return _Start(place, given, values, rules, levers, tuple(notes))
 
 
-def _pass_seconds(base: Tried) -> tuple[float, float]:
+def _pass_seconds(base: Manifest) -> tuple[float, float]:
     """Return how long the unprofiled pass of the base took, and all others together."""
-    seconds = {entry.name: entry.seconds or 0.0 for entry in base.analysis.manifest.passes}
+    seconds = {entry.name: entry.seconds or 0.0 for entry in base.passes}
     clean = seconds.pop("clean", 0.0)
     seconds.pop("nvml", None)  # it runs next to the unprofiled pass
     return clean, sum(seconds.values())

@@ -1,11 +1,12 @@
 """The folder of a search: its runs, tune.json with every run made so far, and the pages.
 
 The search itself is not stored. It is a function of its runs, so a resumed search repeats its decisions from the runs in
-tune.json and continues with the first run that is not there. A run that was interrupted or killed is not in it.
+tune.json and continues with the first run that is not there. A run that was cut off is not in it.
 """
 
 import fcntl
 import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,7 +109,7 @@ class TuneFolder:
         base = path.resolve()
         found = [folder for folder in base.parent.glob(f"{_escaped(base.name)}{SUFFIX}*") if is_search(folder)]
         if not found:
-            raise ConfigError(f"{path} has no search to resume.", f"Start one: `llm-perf tune {path}`.")
+            raise ConfigError(f"{path} has no search to resume.", f"Start one: `llm-perf tune {shlex.quote(str(path))}`.")
         return cls(max(found, key=lambda folder: (read_record(folder / "tune.json", TuneState).created, folder.name)))
 
     @property
@@ -173,6 +174,11 @@ class TuneFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def resume_command(base: str, *options: str) -> str:
+    """Return the command that continues the search of a run, as it can be pasted."""
+    return shlex.join(["llm-perf", "tune", base, "--resume", *options])
 
 
 def is_search(path: Path) -> bool:

@@ -38,21 +38,29 @@ def user_levers(texts: Sequence[str]) -> list[Lever]:
     return found
 
 
-def check_for_base(options: TuneOptions, values: Mapping[str, Any], device: str = "") -> None:
-    """Raise ConfigError for an option that does not fit the configuration of the base. `device`: where the base ran."""
-    _check_energy(options, device or str(values["hardware"]["device"]))
+def check_for_base(options: TuneOptions, values: Mapping[str, Any], device: str = "", *, is_run: bool = False) -> None:
+    """Raise ConfigError for an option that does not fit the configuration of the base.
+
+    `device`: where the base ran. `is_run`: the base was given as a run, not as settings.
+    """
+    _check_energy(options, values, device or str(values["hardware"]["device"]), is_run)
     levers = user_levers(options.levers)
     for lever in levers:
         for choice in lever.choices:
             _check_choice(choice, values, levers)
 
 
-def _check_energy(options: TuneOptions, device: str) -> None:
+def _check_energy(options: TuneOptions, values: Mapping[str, Any], device: str, is_run: bool) -> None:
     wanted = ["--objective energy"] if options.objective == "energy" else []
     wanted += [f"--constraint '{one.text}'" for one in parse_constraints(options.constraints) if one.goal == "energy"]
     if wanted and (device.startswith("cpu") or (device == "auto" and not on_gpu())):
         raise ConfigError(
             f"{wanted[0]} cannot be measured on a CPU: energy comes from the GPU's counter.", "Choose another figure, or a GPU."
+        )
+    if wanted and not values["profiling"]["nvml"]["enable"]:
+        raise ConfigError(
+            f"{wanted[0]} cannot be measured: profiling.nvml.enable=false, so the GPU's energy is not sampled.",
+            f"{'Make the run again with' if is_run else 'Add'} profiling.nvml.enable=true.",
         )
 
 

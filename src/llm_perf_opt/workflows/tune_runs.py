@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,9 +15,10 @@ from llm_perf_opt.analysis.metrics import compile_seconds
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.config.composition import with_overrides
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError
-from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.report.text import known
-from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder
+from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, resume_command
 
 Clock = Callable[[], float]
 _NOT_COMPARED = ("profiling", "project", "experiment")
@@ -118,7 +118,7 @@ class Recorder:
     def resume_command(self, more_s: float) -> str:
         """Return the command that continues the search for a little longer than this."""
         budget_s = math.ceil((self.spent_s + _MARGIN * more_s + _MARGIN_S) / 10) * 10
-        return shlex.join(["llm-perf", "tune", self._folder.read().base, "--resume", "--budget", f"{budget_s}s"])
+        return resume_command(self._folder.read().base, "--budget", f"{budget_s}s")
 
     def run(
         self, wanted: Configuration, name: str, *, profiled: bool = False, reserve_s: float = 0.0, purpose: str = ""
@@ -137,13 +137,15 @@ class Recorder:
             return Missing(made.why)
         try:
             tried = self._runs.read(self._folder.path / made.run, profiled=profiled)
+        except Interrupted as error:
+            raise StoppedError(error) from error
         except LlmPerfError as error:
             return Missing(error.fact)
         timings = tried.timings
         if isinstance(timings, Missing):
             return timings
         if not profiled:
-            seconds = made.seconds - (1 - _COMPILED_AGAIN) * known(compile_seconds(timings), 0.0)
+            seconds = again_s(made.seconds, timings)
             self._took[wanted.signature] = min(self._took.get(wanted.signature, seconds), seconds)
         return tried
 
@@ -175,20 +177,37 @@ class Recorder:
             raise OutOfBudgetError
         begun, limit_s = self._clock(), left - reserve_s
         folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=limit_s)
-        if isinstance(error, Interrupted):
-            raise StoppedError(error)
         seconds = self._clock() - begun
+        if isinstance(error, Interrupted):
+            if folder is not None and _is_complete(folder):  # only its report was interrupted
+                self._add(MadeRun(key, folder.name, seconds))
+            raise StoppedError(error)
         if error is not None and seconds >= limit_s:  # the budget ended it: with a larger one it is made again
             self._folder.spend(self.spent_s)
             raise OutOfBudgetError
-        made = MadeRun(key, folder.name if folder else "", seconds, error.fact if error else "")
         self._made_here.add(str(folder))
+        return self._add(MadeRun(key, folder.name if folder else "", seconds, error.fact if error else ""))
+
+    def _add(self, made: MadeRun) -> MadeRun:
         self._folder.add(made, self.spent_s)
         return made
 
 
+def _is_complete(run: Path) -> bool:
+    try:
+        return RunFolder(run).manifest().status == "complete"
+    except LlmPerfError:
+        return False
+
+
 def _key(wanted: Configuration, number: int, purpose: str = "") -> str:
     return f"{wanted.signature}:{number}{f':{purpose}' if purpose else ''}"
+
+
+def again_s(seconds: float, timings: Maybe[CleanTimings]) -> float:
+    """Return how long a further run of a configuration is expected to take, from one that took `seconds`."""
+    compiling = 0.0 if isinstance(timings, Missing) else known(compile_seconds(timings), 0.0)
+    return max(seconds - (1 - _COMPILED_AGAIN) * compiling, _LEAST_S)
 
 
 def folder_name(number: int, words: str, run: int | str) -> str:

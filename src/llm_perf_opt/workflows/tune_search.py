@@ -258,11 +258,10 @@ class Search:
     def _rest(self, made: int) -> str:
         """Return how many fresh runs were made before the budget ended, and how to make the others."""
         needed = 2 * self._rules.runs
-        left_s = self.reserve_s(self.current.configuration) * (needed - made) / needed
-        return (
-            f"the budget ended after {made} of {needed} fresh runs; "
-            f"`{self._recorder.resume_command(left_s)}` makes the {'rest' if made else 'fresh runs'}"
-        )
+        command = self._recorder.resume_command(self.reserve_s(self.current.configuration) * (needed - made) / needed)
+        if not made:
+            return f"the budget does not suffice for the {needed} fresh runs; `{command}` makes them"
+        return f"the budget ended after {made} of {needed} fresh runs; `{command}` makes the rest"
 
     def _only_decision(self) -> Decision | None:
         """Return the decision on the only change that was tried, which may be claimed: it was made once, before them."""

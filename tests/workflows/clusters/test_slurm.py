@@ -223,8 +223,20 @@ def test_a_failed_submission_names_the_sweep_and_how_to_submit_it(
     place = tmp_path / "new"
     with pytest.raises(ResourceError, match="invalid partition") as caught:
         verb.run(["launcher=slurm", "runtime.batch_size=1,2", f"hydra.run.dir={place}"], multirun=True, quiet=True)
-    assert caught.value.remedy.endswith(f"The sweep is planned; `llm-perf run --resume {place}` submits it.")
+    assert caught.value.remedy.endswith(f"`llm-perf run --resume {place}` continues the sweep.")
     assert str(place / "jobs") in caught.value.remedy
+
+
+def test_an_error_after_the_submission_does_not_say_that_the_points_are_to_be_submitted(cluster: Cluster) -> None:
+    def lost() -> None:
+        raise ResourceError("squeue does not answer.", "Ask the administrator.")
+
+    cluster.during_wait = lost
+    with pytest.raises(ResourceError, match="squeue does not answer") as caught:
+        verb.run(["launcher=slurm"], resume=cluster.folder.path, quiet=True)
+    assert cluster.points == [[0, 1, 2, 3]], "all were submitted"
+    again = f"llm-perf run --resume '{cluster.folder.path}'"
+    assert caught.value.remedy == f"Ask the administrator. `{again}` continues the sweep."
 
 
 @pytest.mark.parametrize(("launcher", "package"), [("slurm", "submitit"), ("ray", "ray")])

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.comparison.differences import invalid_run
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint, point_of
@@ -31,11 +32,10 @@ def trial_point(finding: Finding, before: Sequence[Tried], after: Sequence[Tried
     None if one of them is unknown, if a run is invalid, or if something else used the machine during a run. A trial whose
     result was not distinguishable counts: without it, only predictions that came true would be learned from.
     """
-    runs = [*before, *after]
-    noisy = any(warning.id in NOISE for run in runs for warning in run.analysis.warnings)
+    runs = [run.analysis for run in (*before, *after)]
     sides = [_levels(finding, side) for side in (before, after)]
     timings = after[0].timings if after else Missing("it was not run")
-    if noisy or not all(sides) or isinstance(timings, Missing) or invalid_run([run.analysis for run in runs]) is not None:
+    if not all(sides) or isinstance(timings, Missing) or not can_be_learned_from(runs):
         return None
     before_ns, after_ns = (round(percentile(side, 0.5)) for side in sides)
     path, made = after[0].path, after[0].analysis.manifest.created
@@ -45,6 +45,12 @@ def trial_point(finding: Finding, before: Sequence[Tried], after: Sequence[Tried
         before_ns=before_ns, after_ns=after_ns, kind=finding.kind,
     )  # fmt: skip
     return point_of(trial, device=timings.model.device_name, model=timings.model.name, run=path, made=made)
+
+
+def can_be_learned_from(runs: Sequence[RunAnalysis]) -> bool:
+    """Return whether the runs of a trial are valid and nothing else used the machine during one of them."""
+    noisy = any(warning.id in NOISE for run in runs for warning in run.warnings)
+    return not noisy and invalid_run(runs) is None
 
 
 def _levels(finding: Finding, runs: Sequence[Tried]) -> list[float]:
