@@ -113,7 +113,7 @@ class Search:
                 self._end("nothing left", "no further change promises an improvement")
                 return
             self._try(*change)
-        self._end("max steps", f"{self._rules.max_steps} changes were tried (--max-steps)")
+        self._end("max steps", f"--max-steps={self._rules.max_steps} was reached")
 
     def _end(self, ending: Ending, why: str) -> None:
         self.progress.ending, self.progress.why = ending, why
