@@ -268,7 +268,7 @@ def test_all_runs_of_a_search_are_compared_with_the_peaks_of_its_base(tmp_path: 
     assert distance_of(own.read(trial.path, profiled=False), GOALS["tpot"]) != with_peaks
 
 
-def test_a_further_run_of_a_compiled_configuration_is_expected_to_compile_for_a_part_of_the_time(base: Base) -> None:
+def test_a_new_configuration_is_expected_to_compile_as_long_as_the_current_one_and_later_for_a_part_of_that(base: Base) -> None:
     def compiling(tried: Tried, _engine: Mapping[str, Any]) -> Tried:
         assert not isinstance(tried.analysis.timings, Missing)
         return replace(tried, analysis=replace(tried.analysis, timings=replace(tried.analysis.timings, warmup=(slow,))))
@@ -278,9 +278,13 @@ def test_a_further_run_of_a_compiled_configuration_is_expected_to_compile_for_a_
     runs = FakeRuns(folder.path, values, seconds=60.0, change=compiling)
     slow = iteration(50 * MS, [10_000 * MS] * 4)
     recorder, wanted = Recorder(folder, runs, runs.clock), configuration(values, ())
+    recorder.changes_from(wanted)
     recorder.run(wanted, "first")
     folder.close()
     assert recorder.expected_s(wanted) == pytest.approx(60 - 0.7 * 40, rel=0.02)
+    other = configuration(values, ("runtime.engine.fast=1",))
+    assert recorder.expected_s(other) == recorder.expected_s(wanted)
+    assert (recorder.compiling_s(wanted), recorder.compiling_s(other)) == (0.0, pytest.approx(0.7 * 40, rel=0.02))
 
 
 def test_each_step_is_compared_with_the_configuration_before_it(whole: Searched) -> None:

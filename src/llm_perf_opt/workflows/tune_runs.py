@@ -85,6 +85,8 @@ class Recorder:
         self.budget_s = state.options.budget_s
         self._took: dict[str, float] = {}
         """Configuration → seconds that another run of it is expected to take."""
+        self._compiling_s: dict[str, float] = {}
+        """Configuration → seconds that its first run took longer than another one is expected to take."""
         self._profiled_s = 0.0
         """What the profiled passes of a run are expected to add."""
         self._usual = ""
@@ -147,6 +149,7 @@ class Recorder:
         if not profiled:
             seconds = again_s(made.seconds, timings)
             self._took[wanted.signature] = min(self._took.get(wanted.signature, seconds), seconds)
+            self._compiling_s[wanted.signature] = max(self._compiling_s.get(wanted.signature, 0.0), made.seconds - seconds)
         return tried
 
     def require(self, seconds: float, first: Configuration, purpose: str) -> None:
@@ -171,9 +174,14 @@ class Recorder:
         usual = self._took.get(self._usual, 0.0)
         return sum(max(self._took.get(one.signature, usual), _LEAST_S) for one in configurations)
 
+    def compiling_s(self, wanted: Configuration) -> float:
+        """Return how much longer the first run of a new configuration is expected to take: as much as that of the current one."""
+        return 0.0 if wanted.signature in self._took else self._compiling_s.get(self._usual, 0.0)
+
     def _make(self, key: str, wanted: Configuration, name: str, profiled: bool, reserve_s: float) -> MadeRun:
         left = self.left_s
-        if left < self.expected_s(wanted) + (self._profiled_s if profiled else 0.0) + reserve_s:
+        expected_s = self.expected_s(wanted) + self.compiling_s(wanted) + (self._profiled_s if profiled else 0.0)
+        if left < expected_s + reserve_s:
             raise OutOfBudgetError
         begun, limit_s = self._clock(), left - reserve_s
         folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=limit_s)

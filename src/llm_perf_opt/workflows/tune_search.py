@@ -138,10 +138,12 @@ class Search:
 
         A resumed search does what it did before: the runs of a combination are recorded as such.
         """
-        if self._recorder.has(together[1], TOGETHER) or self._recorder.has(single[0][1]):
-            return self._recorder.has(together[1], TOGETHER)
-        each = self._rules.runs * self._recorder.expected_s(self.current.configuration, single[0][1]) + self._recorder.profiled_s
-        return self._recorder.left_s < len(single) * each + self.reserve_s(together[1])
+        recorder, first = self._recorder, single[0][1]
+        if recorder.has(together[1], TOGETHER) or recorder.has(first):
+            return recorder.has(together[1], TOGETHER)
+        each = self._rules.runs * recorder.expected_s(self.current.configuration, first)
+        each += recorder.compiling_s(first) + recorder.profiled_s
+        return recorder.left_s < len(single) * each + self.reserve_s(together[1])
 
     # --- one step --------------------------------------------------------------------------------------------------------
 
@@ -290,7 +292,8 @@ class _Trial:
         """Run the change as often as needed and return the step with the decision. What cannot be judged is not begun."""
         search, others = self._search, self._search._rules.runs - 1
         needed = others * search._recorder.expected_s(search.current.configuration, self._wanted)
-        needed += search._recorder.expected_s(self._wanted) + search.trial_reserve_s(self._wanted)
+        needed += search._recorder.expected_s(self._wanted) + search._recorder.compiling_s(self._wanted)
+        needed += search.trial_reserve_s(self._wanted)
         search._recorder.require(needed, self._wanted, self._purpose)
         for number in range(1, self._search._rules.runs + 1):
             if why := self._run_before(number):
