@@ -227,13 +227,29 @@ COPIES = "triton_poi_fused__scaled_dot_product_cudnn_attention_clone_expand_3"
     ],
 )
 def test_another_attention(kernels: list[tuple[str, int, int]], runtime: dict[str, Any], overrides: list[str]) -> None:
-    """32 layers of 2 µs at least, three times that if generated, and 14 µs of keys and values; half of the rest is expected."""
+    """32 layers of 2 µs at least, three times that if generated, and 14 µs of keys and values; half of the rest is expected.
+
+    A change that also generates the products saves what they take above their bytes and 2 µs each.
+    """
     finding = attention(kernels, **runtime)
     assert finding.overrides == overrides
     spent, read = sum(ns for _, _, ns in kernels), 14.1 * US * runtime.get("batch_size", 1)
     fixed = 3 * 64 * US if GENERATED[0] in overrides else 64 * US
-    assert finding.saving_ns == pytest.approx((spent - fixed - read) / 2, rel=0.02)
-    assert finding.saving_high_ns == pytest.approx(spent - read, rel=0.02)
+    both = set(GENERATED) <= set(overrides)
+    weights = (559.2 + 2349 + 218.9) * US
+    products, most = (5000 * US - weights / rate - 224 * 2 * US if both else 0 for rate in (0.9, 1))
+    assert finding.saving_ns == pytest.approx((spent - fixed - read) / 2 + products, rel=0.02)
+    assert finding.saving_high_ns == pytest.approx(spent - read + most, rel=0.02)
+    assert finding.concerns == (["attention", "products"] if both else ["attention"])
+
+
+def test_attention_is_not_generated_for_a_long_prompt() -> None:
+    """Prefill would write its scores: 32 heads, 4 bytes, 4,096 × 4,096 tokens are 2 GiB."""
+    timings = timings_of(MODEL, 7 * MS)
+    work = replace(timings.workload, prompt_tokens=(4096,), padded_tokens=4096)
+    rows = [(LIBRARY, 224, 5000 * US), (NORM, 64, 128 * US), (CUDNN, 32, 600 * US), (COPIES, 64, 300 * US)]
+    finding = found(compiled(replace(timings, workload=work), rows))["slow_decode_attention"]
+    assert finding.overrides == ["runtime.attn_implementation=flex_attention"]
 
 
 def test_another_attention_than_sdpa_gets_words() -> None:

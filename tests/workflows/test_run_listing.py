@@ -260,6 +260,10 @@ def test_a_sweep_with_a_point_that_is_not_readable_is_a_row(tmp_path: Path, monk
         locked(during, tmp_path / "sweep" / "001")
         (row,) = list_runs(tmp_path).rows
     assert (row.kind, row.model, row.status, row.why) == ("sweep", "tiny", "partial", "1 of 2 points are complete")
+    with monkeypatch.context() as during:
+        locked(during, tmp_path / "sweep" / "001" / "run.json")
+        points = SweepFolder(tmp_path / "sweep").points()
+    assert [point.status for point in points] == ["complete", "not readable"]
     for place in ("raw", "raw/clean/timings.json"):
         with monkeypatch.context() as during:
             locked(during, tmp_path / "sweep" / "001" / place)

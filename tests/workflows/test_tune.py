@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.tuning.outcomes import distance_of
 from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
-from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.composition import compose, config_to_yaml
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
@@ -263,6 +263,13 @@ def test_all_runs_of_a_search_are_compared_with_the_peaks_of_its_base(tmp_path: 
     trial.write_manifest(replace(trial.manifest(), passes=passes))
     assert with_peaks is not None
     assert distance_of(runs.read(trial.path, profiled=False), GOALS["tpot"]) == with_peaks
+    for run, threads in ((base, 1), (trial, 2)):  # a processor's peaks depend on the threads
+        config = default_config()
+        run.config_file.write_text(config_to_yaml(replace(config, hardware=replace(config.hardware, threads=threads))))
+    other = CapturedRuns(tmp_path, RunReader(base), QuietProgress())
+    assert distance_of(other.read(trial.path, profiled=False), GOALS["tpot"]) != with_peaks
+    trial.config_file.write_bytes(base.config_file.read_bytes())
+    assert distance_of(other.read(trial.path, profiled=False), GOALS["tpot"]) == with_peaks
     base.ceilings_file.unlink()
     own = CapturedRuns(tmp_path, RunReader(base), QuietProgress())
     assert distance_of(own.read(trial.path, profiled=False), GOALS["tpot"]) != with_peaks
@@ -278,13 +285,17 @@ def test_a_new_configuration_is_expected_to_compile_as_long_as_the_current_one_a
     runs = FakeRuns(folder.path, values, seconds=60.0, change=compiling)
     slow = iteration(50 * MS, [10_000 * MS] * 4)
     recorder, wanted = Recorder(folder, runs, runs.clock), configuration(values, ())
-    recorder.changes_from(wanted)
-    recorder.run(wanted, "first")
+    first = recorder.run(wanted, "first")
     folder.close()
+    assert not isinstance(first, Missing)
+    recorder.expect(wanted, 70.0, 5.0, first.timings)  # as its run before the search took; the shorter one counts
     assert recorder.expected_s(wanted) == pytest.approx(60 - 0.7 * 40, rel=0.02)
     other = configuration(values, ("runtime.engine.fast=1",))
     assert recorder.expected_s(other) == recorder.expected_s(wanted)
-    assert (recorder.compiling_s(wanted), recorder.compiling_s(other)) == (0.0, pytest.approx(0.7 * 40, rel=0.02))
+    assert recorder.compiling_s(wanted) == 0.0
+    assert recorder.compiling_s(other) == pytest.approx(0.7 * 40, rel=0.02)
+    recorder.expect(other, 70.0, 5.0, first.timings)
+    assert recorder.expected_s(other) == pytest.approx(70 - 0.7 * 40, rel=0.02)
 
 
 def test_each_step_is_compared_with_the_configuration_before_it(whole: Searched) -> None:

@@ -83,7 +83,7 @@ def tried(found: TuneResult) -> list[tuple[str, bool]]:
     return [(step.source, step.kept) for step in found.steps]
 
 
-SHORT, LONG = 150.0, 1000.0
+SHORT, LONG = 130.0, 1000.0
 """Seconds; a run takes ten. A step has four runs and a profiled one, and four runs confirm the result."""
 
 

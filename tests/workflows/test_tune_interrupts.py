@@ -16,6 +16,7 @@ from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.config.composition import Composed, config_to_yaml
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError
+from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.workflows import advise
 from llm_perf_opt.workflows.analyze_run import is_reported
@@ -73,7 +74,7 @@ def test_a_run_whose_report_was_interrupted_is_used_by_the_resumed_search(
         path, error = plain(*given, **more)
         if given[1] != name or path is None:
             return path, error
-        RunFolder(path).write_manifest(manifest(status="complete"))
+        RunFolder(path).write_manifest(manifest(status="partial"))  # telemetry failed, but the times are complete
         return path, Interrupted("Interrupted while the report was written.")
 
     runs.measure = measure  # type: ignore[method-assign]
@@ -94,7 +95,7 @@ def test_a_run_that_was_cut_off_is_made_again(search: TuneFolder, values: dict[s
     runs = FakeRuns(search.path, values)
 
     def measure(overrides: tuple[str, ...], name: str, **_: Any) -> tuple[Path | None, LlmPerfError | None]:
-        RunFolder(search.path / name).write_manifest(manifest(status="partial"))
+        RunFolder(search.path / name).write_manifest(manifest(status="partial", passes=(PassRecord("clean", "failed"),)))
         return search.path / name, Interrupted("Interrupted.")
 
     runs.measure = measure  # type: ignore[method-assign]
@@ -122,7 +123,7 @@ def test_an_interrupt_while_runs_are_read_stops_the_search_in_order(
     result = json.loads(search.result_file.read_text())
     assert result["ending"] == "interrupted"
     assert len(result["steps"]) == (name == "confirm-base-1")
-    assert f"Ended: {found.fact}\n" in search.report_file.read_text()
+    assert f"were spent. {found.fact}\n" in search.report_file.read_text()
     assert search.page_file.exists()
     assert search.read().runs[-1].run == name, "it was recorded before it was read"
 

@@ -167,7 +167,7 @@ def best_runs(runs: Iterable[FleetRun], key: str, settings: Mapping[str, Mapping
 
 _MOST_NAMED = 4
 """Settings that are shown of a run or a series."""
-UNSET = "unset"
+_UNSET = "unset"
 
 
 def _differing(settings: Collection[Mapping[str, str]]) -> list[str]:
@@ -176,7 +176,7 @@ def _differing(settings: Collection[Mapping[str, str]]) -> list[str]:
 
 
 def _only(values: Mapping[str, str], keys: Iterable[str]) -> dict[str, str]:
-    return {key: values.get(key, UNSET) for key in keys}
+    return {key: values.get(key, _UNSET) for key in keys}
 
 
 def settings_words(values: Mapping[str, str]) -> list[str]:

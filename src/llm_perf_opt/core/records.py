@@ -388,6 +388,12 @@ class Manifest:
     kind: Literal["run", "exec", "serving"] = "run"
     """Profiled a model or a user's program, or put load on a server; decides which pages are written."""
 
+    @property
+    def has_times(self) -> bool:
+        """Whether the unprofiled pass is complete, also if another pass or the report is not."""
+        clean = self.pass_named("clean")
+        return clean is not None and clean.status == "complete"
+
     def pass_named(self, name: str) -> PassRecord | None:
         """Return the entry of a pass, or None if the run has no such pass."""
         return next((entry for entry in self.passes if entry.name == name), None)

@@ -1,9 +1,11 @@
 """The statuses of runs and sweeps in lists."""
 
+from typing import Final, Literal
+
 from llm_perf_opt.core.errors import ConfigError, ParseError
 
-DAMAGED = "damaged"
-UNREADABLE = "not readable"
+DAMAGED: Final = "damaged"
+UNREADABLE: Final = "not readable"
 """The status of a run that this user may not read."""
 PLANNED = "planned"
 """The status of a sweep none of whose points has started."""
@@ -18,7 +20,7 @@ def is_denied(error: ParseError) -> bool:
     return isinstance(error.__cause__, PermissionError)
 
 
-def status_of(error: ParseError) -> str:
+def status_of(error: ParseError) -> Literal["damaged", "not readable"]:
     """Return the status of a run with a file that cannot be read."""
     return UNREADABLE if is_denied(error) else DAMAGED
 

@@ -31,7 +31,7 @@ from llm_perf_opt.report.document import (
     when_known,
 )
 from llm_perf_opt.report.findings import changed_command, is_single_run
-from llm_perf_opt.report.text import duration, percent, signed_percent, significant, times
+from llm_perf_opt.report.text import capitalized, duration, percent, signed_percent, significant, times
 from llm_perf_opt.report.tune_charts import calibration_chart, staircase_chart
 from llm_perf_opt.report.tune_tokens import logit_blocks, tokens_text
 
@@ -64,7 +64,7 @@ def tune_document(found: TuneResult, name: str) -> Document:
     rejected = [step for step in found.steps if not step.kept]
     subtitle = (
         f"Objective: {found.objective}. Changes: {len(found.steps)} tried, {len(kept)} kept. {duration(found.spent_s * 1e9)} of "
-        f"{duration(found.budget_s * 1e9)} were spent. Ended: {found.why}."
+        f"{duration(found.budget_s * 1e9)} were spent. {capitalized(found.why)}."
     )
     sections = [
         Section("result", "Result", [_cards(found), *_words(found), *_constraints(found), *_best(found)]),

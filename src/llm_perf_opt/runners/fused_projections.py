@@ -36,11 +36,12 @@ class _Shared:
 
 
 def _multiply(whole: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Return the product; compiled, the bias is added separately.
+    """Return the product; a compiled one of one row adds its bias separately.
 
     The compiler generates a product of one row and fuses the sum into it, but leaves a product with a bias to the library.
     """
-    if torch.compiler.is_compiling() and type(whole) is nn.Linear and whole.bias is not None:
+    one_row = inputs.shape[:-1].numel() == 1
+    if one_row and torch.compiler.is_compiling() and type(whole) is nn.Linear and whole.bias is not None:
         return nn.functional.linear(inputs, whole.weight) + whole.bias
     return cast("torch.Tensor", whole(inputs))
 

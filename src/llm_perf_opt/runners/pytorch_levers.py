@@ -3,7 +3,7 @@
 from llm_perf_opt.config.runtimes import Lever, Machine
 
 _STATIC, _PREFILL = "runtime.cache=static", "runtime.compile_prefill=true"
-_DESCENT = "runtime.coordinate_descent_tuning=true"
+_DESCENT, _EAGER = "runtime.coordinate_descent_tuning=true", "runtime.attn_implementation=eager"
 
 
 def pytorch_levers(machine: Machine) -> tuple[Lever, ...]:
@@ -21,8 +21,9 @@ def _on_gpu() -> tuple[Lever, ...]:
         Lever("static cache", ((_STATIC,),)),
         Lever(
             "attention",
-            tuple((f"runtime.attn_implementation={name}",) for name in ("sdpa", "flash_attention_2", "flex_attention", "eager")),
+            tuple((f"runtime.attn_implementation={name}",) for name in ("sdpa", "flash_attention_2", "flex_attention")),
         ),
+        Lever("generated attention", ((_STATIC, "runtime.compile=reduce-overhead", _DESCENT, _EAGER),)),
         Lever("attention backend", tuple((f"runtime.attention_backend={name}",) for name in ("flash", "cudnn", "efficient"))),
         Lever("quantization", tuple((f"runtime.quantization={name}",) for name in ("int8", "fp8", "int4")), lossy=True),
         Lever("dtype", (("model.dtype=bf16",), ("model.dtype=fp16",)), lossy=True),
@@ -35,6 +36,7 @@ def _on_cpu(machine: Machine) -> tuple[Lever, ...]:
         compiling = (
             Lever("compile", ((_STATIC, "runtime.compile=default"),)),
             Lever("compile prefill", ((_STATIC, "runtime.compile=default", _PREFILL),), stage="prefill"),
+            Lever("generated attention", ((_STATIC, "runtime.compile=default", _EAGER),)),
         )
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < machine.processors] + [machine.processors]
     return (
@@ -43,7 +45,7 @@ def _on_cpu(machine: Machine) -> tuple[Lever, ...]:
         Lever("fused projections", (("runtime.fuse_projections=true",),)),
         Lever("static cache", ((_STATIC,),)),
         Lever("waiting", (("hardware.wait_policy=active",), ("hardware.wait_policy=passive",))),
-        Lever("attention", (("runtime.attn_implementation=sdpa",), ("runtime.attn_implementation=eager",))),
+        Lever("attention", (("runtime.attn_implementation=sdpa",),)),
         Lever("quantization", (("runtime.quantization=int8",),), lossy=True),
         Lever("dtype", (("model.dtype=bf16",), ("model.dtype=fp32",)), lossy=True),
     )

@@ -223,7 +223,7 @@ class PyTorchRunner(TappedRunner):
     def _new_cache(self, longest: int) -> Any:
         config = self.model.config
         if self._cache_kind == "static":
-            kind = _FlexCache if config._attn_implementation == "flex_attention" else StaticCache
+            kind = _FlexCache if getattr(config, "_attn_implementation", "") == "flex_attention" else StaticCache
             return kind(config=config, max_cache_len=longest)
         return DynamicCache(config=config)
 

@@ -58,27 +58,26 @@ def verify(
     values, folder = _settings(run), run.folder
     require_same_device(folder, analysis, values)
     base = _base(folder, analysis, values, partial(_run, folder, command, listener), remeasure)
-    trials: list[Trial] = []
+    trials: list[tuple[Trial, RunReader | None]] = []
     interrupted: LlmPerfError | None = None
     for finding in findings:
-        trial, error = _try(values, finding, base.timings, partial(_run, folder, command, listener))
-        trials.append(trial)
+        trial, made, error = _try(values, finding, base.timings, partial(_run, folder, command, listener))
+        trials.append((trial, made))
         if isinstance(error, Interrupted):
             interrupted = error
             break
-    found = Verification(base.run, base.remeasured, tuple(trials))
+    found = Verification(base.run, base.remeasured, tuple(trial for trial, _ in trials))
     write_record(folder.verify_file, found)
-    _keep(folder, trials, base)
+    _keep(trials, base)
     write_reports(run, replace(analysis, verified=found))
     return found, interrupted
 
 
-def _keep(folder: RunFolder, trials: Sequence[Trial], base: "_Base") -> None:
+def _keep(trials: Sequence[tuple[Trial, RunReader | None]], base: "_Base") -> None:
     """Keep predictions and measurements for the intervals of later predictions on this kind of device."""
     points, model = [], base.timings.model
-    for trial in trials:
-        made = RunReader(RunFolder(folder.path.with_name(trial.run))) if trial.run and not trial.why else None
-        if made is not None and can_be_learned_from([base.analysis, analyze(made, traces=False)]):
+    for trial, made in trials:
+        if made is not None and not trial.why and can_be_learned_from([base.analysis, analyze(made, traces=False)]):
             known = {"device": model.device_name, "model": model.name, "run": str(made.folder.path)}
             points.append(point_of(trial, **known, made=made.manifest.created))
     add_calibration([point for point in points if point is not None])  # a cache: verify.json has the trials if it fails
@@ -179,17 +178,19 @@ def _fact(env: Mapping[str, Any], path: Sequence[str]) -> str:
     return str(value)
 
 
-def _try(values: Mapping[str, Any], finding: Finding, base: CleanTimings, run_one: RunOne) -> tuple[Trial, LlmPerfError | None]:
+def _try(
+    values: Mapping[str, Any], finding: Finding, base: CleanTimings, run_one: RunOne
+) -> tuple[Trial, RunReader | None, LlmPerfError | None]:
     try:
         run, error = run_one(overridden(values, finding.overrides), finding.id)
     except LlmPerfError as raised:
-        return unmeasured(finding, raised.fact), raised
+        return unmeasured(finding, raised.fact), None, raised
     timings, name = run.timings, run.folder.path.name
-    unfinished = error is not None and run.manifest.status != "complete"
+    unfinished = error is not None and not run.manifest.has_times
     if unfinished or isinstance(timings, Missing) or not timings.iterations:
         why = error.fact if error else "the trial left no unprofiled times"
-        return unmeasured(finding, why, name), error
-    return measured(finding, base, timings, name), error
+        return unmeasured(finding, why, name), run, error
+    return measured(finding, base, timings, name), run, error
 
 
 def _run(
@@ -202,7 +203,7 @@ def _run(
 def captured_run(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunReader, LlmPerfError | None]:
     """Capture and report a run. Return it with the error that ended it, also if an interrupt ended its report.
 
-    A run whose report was interrupted is complete in run.json, so its measurements can be used.
+    If only the report was interrupted, the measurements can be used: `has_times` of its manifest says so.
     """
     made, error = capture(composed, command, listener)
     run = RunReader(made)

@@ -64,7 +64,7 @@ def analyze(
 ) -> RunAnalysis:
     """Return the analysis of a run. Without `traces` it is much faster, and kernels and trace are missing.
 
-    `like`: another run on the same device, whose measured peaks are used if this run has none.
+    `like`: another run on this machine. Its peaks are used if both have the same hardware settings, which include the threads.
     """
     if run.manifest.kind == "serving":
         raise ConfigError(f"{run.folder.path} is a run under load, which has no stages.", "`llm-perf report` shows it.")
@@ -73,13 +73,11 @@ def analyze(
     torch, how = _torch(run, measured) if traces else (run.torch, "")
     untimed = timings if isinstance(timings, Missing) else Missing("no iteration was measured")
     stages = stage_timings(measured, torch) if measured else ()
-    peaks = _ceilings(run)
-    if isinstance(peaks, Missing) and like is not None:
-        peaks = _ceilings(like)
+    config, odd_config = _settings(run)
+    peaks = _ceilings(like if like and _settings(like)[0].get("hardware") == config.get("hardware") else run)
     distance = _efficiency(run, torch, measured or untimed, limits, peaks)
     kernels, implausible_count = _kernels(run, measured, distance.found) if traces else (_NOT_READ, None)
     summary = _telemetry_summary(run, measured or untimed)
-    config, odd_config = _settings(run)
     env, odd_env = environment_of(run)
     costs = overheads(measured, torch, run.wrapped)
     facts = RunFacts(

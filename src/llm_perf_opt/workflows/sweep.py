@@ -24,6 +24,7 @@ from llm_perf_opt.config.weights import RANDOM_SUFFIX
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
+from llm_perf_opt.core.run_status import DAMAGED, UNREADABLE, is_denied
 from llm_perf_opt.profiling.preflight import refuse_anywhere, refuse_early
 from llm_perf_opt.profiling.provenance import environment
 from llm_perf_opt.profiling.requested_metrics import resolve_metrics
@@ -358,7 +359,10 @@ def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:
     """Return a point in its current state: the times of its run may be damaged."""
     run = folder.run(point)
     damage = damage_of(point, run)
-    status, why = (point.status, point.why) if damage is None else ("damaged", damage.why)
+    status, why = point.status, point.why
+    if damage is not None:
+        denied = not isinstance(run, Missing) and run.damage is not None and is_denied(run.damage)
+        status, why = UNREADABLE if denied else DAMAGED, damage.why
     analysis = _point_analysis(run)
     hardware = {} if isinstance(analysis, Missing) else hardware_of(analysis)
     return SweepEntry(point.swept, status, why, point.folder, analysis, _page(folder, point), hardware)

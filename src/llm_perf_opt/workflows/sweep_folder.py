@@ -16,10 +16,11 @@ from typing import Any, Literal
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, file_error
 from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, encoded, read_record, there, write_record, write_whole
+from llm_perf_opt.core.run_status import status_of
 from llm_perf_opt.core.user_files import check_folder
 from llm_perf_opt.workflows.run_reader import RunReader
 
-PointStatus = Literal["pending", "complete", "partial", "failed", "damaged"]
+PointStatus = Literal["pending", "complete", "partial", "failed", "damaged", "not readable"]
 _RUN_NAME = re.compile(r"(\d{3,6})(?:-(\d{1,3}))?")
 """The folder of a point's run: its number, and a second number for each run after the first."""
 
@@ -173,9 +174,10 @@ class SweepFolder:
         return (complete or states or [SweepPoint(planned.overrides, planned.swept)])[-1]
 
     def _state(self, planned: PlannedPoint, name: str) -> SweepPoint:
-        manifest = _manifest(RunFolder(self.path / name))
-        if isinstance(manifest, Missing):
-            return SweepPoint(planned.overrides, planned.swept, name, "damaged", manifest.why)
+        try:
+            manifest = RunFolder(self.path / name).manifest()
+        except ParseError as error:
+            return SweepPoint(planned.overrides, planned.swept, name, status_of(error), error.fact)
         why = " ".join(filter(None, (manifest.why, manifest.remedy)))
         return SweepPoint(planned.overrides, planned.swept, name, manifest.status, why)
 

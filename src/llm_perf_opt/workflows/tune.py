@@ -156,7 +156,7 @@ class CapturedRuns:
         return replace(config, profiling=profiling)
 
     def read(self, path: Path, *, profiled: bool) -> Tried:
-        """Analyze a run. Unprofiled runs measure no peaks, so those of the base count: all steps have the same ones.
+        """Analyze a run. Unprofiled runs measure no peaks, so those of the base count for all runs with its hardware settings.
 
         If it is a run of the search and its report was interrupted, that is written first.
         """
@@ -266,7 +266,7 @@ def _start(state: TuneState, given: Tried, values: Mapping[str, Any], recorder: 
         options.max_steps,
         options.max_logit_diff,
     )
-    recorder.expect(unchanged, *_pass_seconds(given.analysis.manifest))
+    recorder.expect(unchanged, *_pass_seconds(given.analysis.manifest), given.timings)
     place = Place(unchanged, (first,), given if has_findings else None)
     return _Start(place, given, values, rules, levers, tuple(notes))
 

@@ -92,11 +92,11 @@ class Recorder:
         self._usual = ""
         """The configuration that a new one is expected to take as long as."""
 
-    def expect(self, wanted: Configuration, seconds: float, profiled_s: float) -> None:
-        """Note how long a run of the base took, unprofiled and with its profiled passes."""
-        self._took[wanted.signature] = seconds
+    def expect(self, base: Configuration, seconds: float, profiled_s: float, timings: Maybe[CleanTimings]) -> None:
+        """Note how long the unprofiled pass of the base took, how long the others, and its times."""
+        self._note(base, seconds, timings)
         self._profiled_s = profiled_s
-        self.changes_from(wanted)
+        self.changes_from(base)
 
     def changes_from(self, current: Configuration) -> None:
         """Expect a run of a new configuration to take as long as one of this."""
@@ -147,10 +147,14 @@ class Recorder:
         if isinstance(timings, Missing):
             return timings
         if not profiled:
-            seconds = again_s(made.seconds, timings)
-            self._took[wanted.signature] = min(self._took.get(wanted.signature, seconds), seconds)
-            self._compiling_s[wanted.signature] = max(self._compiling_s.get(wanted.signature, 0.0), made.seconds - seconds)
+            self._note(wanted, made.seconds, timings)
         return tried
+
+    def _note(self, wanted: Configuration, took_s: float, timings: Maybe[CleanTimings]) -> None:
+        """Note how long a run of a configuration took. The shortest one counts, and the one that compiled longest."""
+        key, seconds = wanted.signature, again_s(took_s, timings)
+        self._took[key] = min(self._took.get(key, seconds), seconds)
+        self._compiling_s[key] = max(self._compiling_s.get(key, 0.0), took_s - seconds)
 
     def require(self, seconds: float, first: Configuration, purpose: str) -> None:
         """Raise OutOfBudgetError if runs that take so long do not fit, unless the first of them was already made."""
@@ -187,7 +191,7 @@ class Recorder:
         folder, error = self._runs.measure(wanted.overrides, name, profiled=profiled, limit_s=limit_s)
         seconds = self._clock() - begun
         if isinstance(error, Interrupted):
-            if folder is not None and _is_complete(folder):  # only its report was interrupted
+            if folder is not None and _is_usable(folder, profiled=profiled):
                 self._add(MadeRun(key, folder.name, seconds))
             raise StoppedError(error)
         if error is not None and seconds >= limit_s:  # the budget ended it: with a larger one it is made again
@@ -201,11 +205,13 @@ class Recorder:
         return made
 
 
-def _is_complete(run: Path) -> bool:
+def _is_usable(run: Path, *, profiled: bool) -> bool:
+    """Return whether an interrupted run has what it was made for."""
     try:
-        return RunFolder(run).manifest().status == "complete"
+        manifest = RunFolder(run).manifest()
     except LlmPerfError:
         return False
+    return manifest.status == "complete" if profiled else manifest.has_times
 
 
 def _key(wanted: Configuration, number: int, purpose: str = "") -> str:

@@ -11,7 +11,15 @@ from dataclasses import replace
 
 from llm_perf_opt.analysis.cost_model.architecture import GroupedAttention, Mlp
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.findings.compiled_reach import EXPERTS, LINEAR, PRODUCT_KERNELS, compiled_decode, reach_of, seconds_of
+from llm_perf_opt.analysis.findings.compiled_reach import (
+    EXPERTS,
+    LINEAR,
+    PRODUCT_KERNELS,
+    Reach,
+    compiled_decode,
+    reach_of,
+    seconds_of,
+)
 from llm_perf_opt.analysis.findings.decode_cost import Decode, rooflines
 from llm_perf_opt.analysis.findings.finding import (
     ATTENTION,
@@ -60,12 +68,10 @@ def slow_products(evidence: Evidence) -> Finding | None:
         return None  # generated products of quantized weights have no names that tell them from other reductions
     stage, parts = decode.stage, reach.products
     generated = decode.work.batch_size == 1 and not _generates_products(evidence)
-    kept = _library_share(decode) if generated and not evidence.facts.setting("runtime.fuse_projections") else {}
-    above = [max(part.spent_ns - reach.possible_ns(part), 0.0) * (1 - kept.get(part.name, 0.0)) for part in parts]
-    most = sum(max(part.spent_ns - reach.least_ns(part), 0.0) for part in parts)
-    expected = sum(above) * (1.0 if generated else SEARCHED)
+    kept = _library_share(decode) if generated else {}
+    bounds = _product_saving(reach, kept, 1.0 if generated else SEARCHED)
     spent, roofline = (sum(values) for values in zip(*((part.spent_ns, part.roofline_ns) for part in parts), strict=True))
-    if expected < WORTHWHILE * stage.budget.wall_ns:
+    if bounds[1] < WORTHWHILE * stage.budget.wall_ns:
         return None
     claim: Claim = (
         f"The matrix products of decode take {unit_time(stage, spent)} per {stage.unit}, {spent / roofline:.1f} × roofline "
@@ -78,7 +84,14 @@ def slow_products(evidence: Evidence) -> Finding | None:
     because = _WHY_GENERATED if generated else _WHY_SEARCHED
     rows = (*(reach.row(part, stage) for part in parts), reach.source)
     to_try = _GENERATE if generated else _search_kernels(evidence)
-    return _device_finding(decode, "slow_products", claim, (rows, because), (0.0, expected, most), to_try)
+    return _device_finding(decode, "slow_products", claim, (rows, because), bounds, to_try)
+
+
+def _product_saving(reach: Reach, kept: dict[str, float], share: float) -> Bounds:
+    """Return what faster products save: this share of the time above what is possible. `kept`: component → what stays of it."""
+    above = [max(part.spent_ns - reach.possible_ns(part), 0.0) * (1 - kept.get(part.name, 0.0)) for part in reach.products]
+    most = sum(max(part.spent_ns - reach.least_ns(part), 0.0) for part in reach.products)
+    return 0.0, share * sum(above), most
 
 
 _GENERATE = ToTry(
@@ -121,7 +134,9 @@ def _search_kernels(evidence: Evidence) -> ToTry:
 
 
 def _library_share(decode: Decode) -> dict[str, float]:
-    """Return component → share of its products with a bias, which the compiler leaves to the library."""
+    """Return component → share of its products with a bias, which the compiler leaves to the library unless they are fused."""
+    if decode.evidence.facts.setting("runtime.fuse_projections"):
+        return {}
     kinds = [layer.attention for layer in decode.architecture.layers]
     biased = [kind for kind in kinds if isinstance(kind, GroupedAttention) and kind.bias_params]
     return {"attention_projections": 0.75 * len(biased) / len(kinds)} if biased else {}
@@ -189,6 +204,12 @@ def slow_decode_attention(evidence: Evidence) -> Finding | None:
     above = spent - roofline - layers * reach.fixed_ns * (_GENERATED_KERNELS if _EAGER in to_try.overrides else 1)
     if not kernels or not roofline or above / 2 < WORTHWHILE * stage.budget.wall_ns:
         return None
+    because = "how fast the other kernels are is unknown; the expected saving is half of the time above what is possible"
+    bounds = (0.0, above / 2, spent - roofline)
+    if PRODUCTS[0] in to_try.concerns and not decode.formats.quantized:
+        products = _product_saving(reach, _library_share(decode), 1.0)
+        because += f"; {unit_time(stage, products[1])} of it are the products, which the compiler then generates, too"
+        bounds = (0.0, bounds[1] + products[1], bounds[2] + products[2])
     claim: Claim = (
         f"Attention of decode takes {unit_time(stage, spent)} per {stage.unit}, {spent / roofline:.1f} × roofline "
         f"({unit_time(stage, roofline)}), for a batch of {decode.work.batch_size}.",
@@ -201,14 +222,19 @@ def slow_decode_attention(evidence: Evidence) -> Finding | None:
         f"kernels{f' ({backend})' if backend else ''}",
         *_kernel_rows([*kernels, *prepare], stage),
     )
-    because = "how fast the other kernels are is unknown; the expected saving is half of the time above what is possible"
-    bounds = (0.0, above / 2, spent - roofline)
     return _device_finding(decode, "slow_decode_attention", claim, (rows, because), bounds, to_try)
 
 
 _EAGER = "runtime.attn_implementation=eager"
 _GENERATED_KERNELS = 3
 """Kernels of a generated attention per layer: scores, softmax and the sum of the values."""
+_MOST_SCORE_BYTES = 2**30
+"""The most memory for the scores of a layer in prefill, which this attention writes in fp32."""
+
+
+def _score_bytes(decode: Decode) -> int:
+    heads = max(layer.attention.heads for layer in decode.architecture.layers)
+    return 4 * decode.work.batch_size * heads * decode.work.padded_tokens**2
 
 
 def _other_attention(decode: Decode, backend: str, *, copies: bool) -> ToTry:
@@ -223,13 +249,15 @@ def _other_attention(decode: Decode, backend: str, *, copies: bool) -> ToTry:
         other = "efficient" if backend == "cudnn" else "cudnn"
         return ToTry((f"runtime.attention_backend={other}",), words, title, ATTENTION)
     settings = ("runtime.attention_backend=auto",) if chosen else ()
-    if decode.work.batch_size == 1:
-        tuning = () if _generates_products(evidence) else _GENERATE.overrides
+    if decode.work.batch_size == 1 and _score_bytes(decode) <= _MOST_SCORE_BYTES:
         words = (
             "Let the compiler generate attention from its formula (products, softmax): it reads grouped key and value heads "
-            "without copying them, and fuses the mask."
+            "without copying them, and fuses the mask. Prefill uses the same attention and may take longer."
         )
-        return ToTry((*settings, _EAGER, *tuning), words, "Let the compiler generate attention", ATTENTION)
+        title = "Let the compiler generate attention"
+        if _generates_products(evidence):
+            return ToTry((*settings, _EAGER), words, title, ATTENTION)
+        return ToTry((*settings, _EAGER, *_GENERATE.overrides), words, title, (*ATTENTION, *PRODUCTS))
     return ToTry((*settings, "runtime.attn_implementation=flex_attention"), words, title, ATTENTION)
 
 
