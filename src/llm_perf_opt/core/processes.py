@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn, TypeAlias
 
 from llm_perf_opt.core.errors import ResourceError, interrupted
@@ -268,20 +267,23 @@ def end_with_launcher() -> None:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back signals that ask this program to end until the block is done. Does nothing outside the main thread."""
-    received: list[tuple[int, FrameType | None]] = []
+def uninterrupted() -> Iterator[Sequence[int]]:
+    """Hold back signals that ask this program to end until the block is done, and yield those received so far.
+
+    Does nothing outside the main thread.
+    """
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield received
         return
     previous = {number: signal.getsignal(number) for number in STOPS}
     held = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN and handler is not None}
     for number in held:
-        signal.signal(number, lambda got, frame: received.append((got, frame)))
+        signal.signal(number, lambda got, _frame: received.append(got))
     try:
-        yield
+        yield received
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)
     if received:
-        os.kill(os.getpid(), received[0][0])
+        signal.raise_signal(received[0])

@@ -60,17 +60,13 @@ from llm_perf_opt.workspace.data import parquet_files
 told = lambda done: print("under way", flush=True)
 source, out = Path(sys.argv[1]), Path(sys.argv[2])
 parquet_files.parquet_rows = lambda path: "(SELECT sum(sin(range)) AS text FROM range(1000000000000))"
-waits, stopped = parquet_files._end_statement, []
-
-def waited(*given):
-    waits(*given)
-    stopped.append(True)
+stopped = []
 
 def interrupted(*_):
     if not stopped:  # a later one is no longer about the statement
+        stopped.append(True)
         raise KeyboardInterrupt
 
-parquet_files._end_statement = waited
 signal.signal(signal.SIGINT, interrupted)
 try:
     parquet_files.write_json(source, out, told)

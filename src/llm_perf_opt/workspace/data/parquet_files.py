@@ -3,12 +3,13 @@
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.host import available_memory_bytes
+from llm_perf_opt.core.processes import uninterrupted
 from llm_perf_opt.core.user_files import AS_WRITTEN, literal, parquet_rows, pattern_of, quoted
 from llm_perf_opt.workspace.data.inventory import Advance
 from llm_perf_opt.workspace.data.lines import MAX_LINE_BYTES, missing_column
@@ -180,7 +181,11 @@ def _fetched(path: Path, what: str, advance: Advance) -> Iterator[list[tuple[Any
 
 
 def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: float, advance: Advance) -> None:
-    """Run a long statement in another thread, while this one reports progress and handles interrupts."""
+    """Run a long statement in another thread, while this one reports progress and handles interrupts.
+
+    Signals are held back until the statement has stopped: closing a database that another thread uses crashes the process, and
+    an exception in the middle of `wait` would leave its lock in any state.
+    """
     size, reported, failure, ended = path.stat().st_size, 0, [], threading.Event()
     with database(scratch / _SCRATCH, held_bytes) as connection:
 
@@ -192,31 +197,21 @@ def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: fl
             finally:
                 ended.set()
 
-        threading.Thread(target=work, daemon=True).start()
-        try:
-            while not ended.wait(_POLL_S):
-                now = max(reported, int(size * min(100.0, max(0.0, connection.query_progress())) / 100))
-                advance(now - reported)
-                reported = now
-        except BaseException:
-            _end_statement(connection, ended)
-            raise
+        with uninterrupted() as signals:
+            threading.Thread(target=work, daemon=True).start()
+            try:
+                while not ended.wait(_POLL_S) and not signals:
+                    now = max(reported, int(size * min(100.0, max(0.0, connection.query_progress())) / 100))
+                    advance(now - reported)
+                    reported = now
+            finally:
+                while not ended.is_set():  # a statement that had not started misses the interrupt, so it is sent again
+                    connection.interrupt()
+                    ended.wait(_POLL_S)
         advance(size - reported)
         if failure:
             with _named(path):
                 raise failure[0]
-
-
-def _end_statement(connection: "duckdb.DuckDBPyConnection", ended: threading.Event) -> None:
-    """Wait until the statement has stopped: closing a database that another thread uses crashes the process.
-
-    Wait for the event, not the thread: in Python 3.11 and earlier, a thread whose `join` was interrupted counts as ended. A
-    statement that had not started misses the interrupt, so it is sent again; a further signal changes nothing.
-    """
-    while not ended.is_set():
-        with suppress(BaseException):
-            connection.interrupt()
-            ended.wait(_POLL_S)
 
 
 @contextmanager
