@@ -132,7 +132,7 @@ def _cards(found: TuneResult) -> Cards:
         interval = "" if decision.low is None or decision.high is None else _interval_words(decision.low, decision.high)
         last = found.kept[-1].distance if found.kept and decision.goal == found.objective else None
         claimed = GOALS[decision.goal]
-        words = f"{claimed.name}; base {claimed.text(decision.before)}"
+        words = claimed.name if decision.goal == found.objective else f"{claimed.name}; base {claimed.text(decision.before)}"
         fresh = "in the runs of its step" if _by_its_step(found) else "in fresh runs"
         cards.append(Card(f"Best, {fresh}", claimed.text(decision.after), words, _distance(last)))
         cards.append(Card("Change", signed_percent(decision.change), interval))

@@ -12,7 +12,8 @@ from typing import Any
 from llm_perf_opt import __version__
 from llm_perf_opt.analysis.comparison.differences import config_differences
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, objective_named, parse_constraints
+from llm_perf_opt.analysis.tuning.deciding import Decision
+from llm_perf_opt.analysis.tuning.goals import GOALS, Constraint, Goal, objective_named, parse_constraints
 from llm_perf_opt.analysis.tuning.measures import level_of
 from llm_perf_opt.analysis.tuning.outcomes import distance_of
 from llm_perf_opt.analysis.tuning.records import ConstraintLine, StageDistance, Step, TuneResult, tune_json
@@ -212,7 +213,7 @@ def tune(
         write_record(folder.result_file, tune_json(partial))  # a search that is killed shows what it had kept
 
     search.on_step = stepped
-    confirmed: tuple[bool | None, str, Any] = (None, "the search was interrupted", None)
+    confirmed: tuple[bool | None, str, Decision | None] = (None, "the search was interrupted", None)
     try:
         search.run()
         confirmed = search.confirm()
@@ -299,7 +300,7 @@ def _machine(timings: CleanTimings, analysis: RunAnalysis) -> Machine:
 
 
 def _result(
-    folder: TuneFolder, start: _Start, search: Search, recorder: Recorder, confirmed: tuple[bool | None, str, Any]
+    folder: TuneFolder, start: _Start, search: Search, recorder: Recorder, confirmed: tuple[bool | None, str, Decision | None]
 ) -> TuneResult:
     state, progress, goal = folder.read(), search.progress, start.rules.goal
     lost = confirmed[0] is False
@@ -307,7 +308,7 @@ def _result(
     kept = [step for step in progress.steps if step.kept]
     moved = bool(best.configuration.overrides) and bool(kept)
     best_run = best.profiled or best.runs[-1]
-    base_value = level_of(search.base.analyses, goal)
+    base_value = _base_value(search, goal, confirmed[2])
     recorded = level_of([start.given.analysis], goal)
     points = {(point.run, point.made, point.finding): point for point in (*state.calibration, *progress.points)}
     timings = start.place.runs[0].timings
@@ -338,6 +339,13 @@ def _result(
         device="" if isinstance(timings, Missing) else timings.model.device_name,
         notes=start.notes,
     )
+
+
+def _base_value(search: Search, goal: Goal, claim: Decision | None) -> Maybe[float]:
+    """Return the objective in the base: in the runs that the claim is based on, otherwise in the first run."""
+    if claim is not None and claim.goal == goal.name and claim.before is not None:
+        return claim.before
+    return level_of(search.base.analyses[:1], goal)
 
 
 def _base_distance(start: _Start, recorded: Maybe[float], value: Maybe[float]) -> StageDistance | None:

@@ -105,8 +105,7 @@ class TuneResult:
     not_tried: tuple[NotTried, ...] = ()
     constraints: tuple[ConstraintLine, ...] = ()
     base_value: float | None = None
-    """The objective in the first run of the base that the search made or began with; if all fresh runs were made, the geometric
-    mean over it and those of the base."""
+    """The objective in the base: in the runs that `confirmation` compares, otherwise in its first run."""
     remeasured: bool = False
     """Whether the base is an earlier run that was measured again."""
     recorded_value: float | None = None
