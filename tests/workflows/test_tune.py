@@ -1,18 +1,16 @@
 """The search: on a fake runtime whose levers have known effects, it finds the optimum within its limits."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from builders import MS, default_config, iteration, manifest
-from llm_perf_opt.analysis.comparison import statistics
 from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
@@ -34,24 +32,14 @@ from llm_perf_opt.workflows.tune import CapturedRuns, begin, measure_base, resum
 from llm_perf_opt.workflows.tune_folder import MadeRun, TuneFolder, TuneOptions
 from llm_perf_opt.workflows.tune_options import check_for_base
 from llm_perf_opt.workflows.tune_runs import Recorder, configuration
-from tuning_builders import FakeRuns, fake_base, fake_finding, fake_runtime, fake_settings, names
+from tuning_builders import FakeRuns, fake_base, fake_finding, names
 from whole_runs import whole_run
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with fake_runtime(tmp_path_factory.mktemp("fake") / "site"), patch.object(statistics, "DRAWS", 100):
-        yield
+pytestmark = pytest.mark.usefixtures("fake_engine")
 
 
 Base = tuple[Path, dict[str, Any]]
 Searched = tuple[TuneResult, LlmPerfError | None, FakeRuns, TuneFolder]
-
-
-@pytest.fixture(scope="module")
-def values() -> dict[str, Any]:
-    """The settings of the base, composed once."""
-    return fake_settings()
 
 
 @pytest.fixture

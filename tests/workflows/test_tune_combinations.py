@@ -1,15 +1,13 @@
 """Changes that are tried together: independent findings if the budget is short, and pairs that did not help alone."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from builders import MS
-from llm_perf_opt.analysis.comparison import statistics
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.candidates import Change, Lossy, Prediction, finding_changes
 from llm_perf_opt.analysis.tuning.combinations import (
@@ -27,21 +25,13 @@ from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.workflows.tune import begin, resume, tune
 from llm_perf_opt.workflows.tune_folder import TuneOptions
-from tuning_builders import FakeClock, FakeRuns, fake_base, fake_finding, fake_runtime, fake_settings, names
+from tuning_builders import FakeClock, FakeRuns, fake_base, fake_finding, names
 
 Engine = Mapping[str, Any]
 Speed = Callable[[Engine], float]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with fake_runtime(tmp_path_factory.mktemp("fake") / "site"), patch.object(statistics, "DRAWS", 100):
-        yield
-
-
-@pytest.fixture(scope="module")
-def values() -> dict[str, Any]:
-    return fake_settings()
+pytestmark = pytest.mark.usefixtures("fake_engine")
 
 
 @pytest.fixture

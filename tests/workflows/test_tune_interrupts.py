@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from builders import MS, clean_timings, in_a_row, manifest, run_analysis
-from llm_perf_opt.analysis.comparison import statistics
 from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.config.composition import Composed, config_to_yaml
@@ -23,18 +21,9 @@ from llm_perf_opt.workflows.analyze_run import is_reported
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune import CapturedRuns, begin, measure_base, resume, tune
 from llm_perf_opt.workflows.tune_folder import TuneFolder, TuneOptions
-from tuning_builders import FakeRuns, fake_base, fake_finding, fake_runtime, fake_settings, names
+from tuning_builders import FakeRuns, fake_base, fake_finding, names
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with fake_runtime(tmp_path_factory.mktemp("fake") / "site"), patch.object(statistics, "DRAWS", 100):
-        yield
-
-
-@pytest.fixture(scope="module")
-def values() -> dict[str, Any]:
-    return fake_settings()
+pytestmark = pytest.mark.usefixtures("fake_engine")
 
 
 @pytest.fixture

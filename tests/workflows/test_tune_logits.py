@@ -1,15 +1,13 @@
 """The search decides by logits: ties within rounding pass, changes of precision are limited, and nothing drifts."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from llm_perf_opt.analysis.comparison import statistics
 from llm_perf_opt.analysis.tuning.logits import LogitCheck
 from llm_perf_opt.analysis.tuning.records import TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
@@ -20,18 +18,9 @@ from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune import CapturedRuns, begin, resume, tune
 from llm_perf_opt.workflows.tune_folder import TuneFolder, TuneOptions
-from tuning_builders import FakeRuns, fake_base, fake_logits, fake_runtime, fake_settings
+from tuning_builders import FakeRuns, fake_base, fake_logits
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with fake_runtime(tmp_path_factory.mktemp("fake") / "site"), patch.object(statistics, "DRAWS", 100):
-        yield
-
-
-@pytest.fixture(scope="module")
-def values() -> dict[str, Any]:
-    return fake_settings()
+pytestmark = pytest.mark.usefixtures("fake_engine")
 
 
 WRONG = TuneOptions(levers=("runtime.engine.wrong=1",), max_steps=1)

@@ -357,8 +357,7 @@ def _status(entry: SweepEntry, analysis: RunAnalysis) -> tuple[str, str, bool]:
     if analysis.damaged is not None:
         return status_of(analysis.damaged), analysis.damaged.fact, False
     if entry.status == "partial" and analysis.manifest.status == "partial":  # another of its passes failed
-        clean = analysis.manifest.pass_named("clean")
-        return entry.status, entry.why, clean is not None and clean.status == "complete"
+        return entry.status, entry.why, analysis.manifest.has_times
     return entry.status, entry.why, entry.status == "complete"
 
 
