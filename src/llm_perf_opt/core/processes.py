@@ -278,9 +278,9 @@ def uninterrupted() -> Iterator[Sequence[int]]:
         return
     previous = {number: signal.getsignal(number) for number in STOPS}
     held = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN and handler is not None}
-    for number in held:
-        signal.signal(number, lambda got, _frame: received.append(got))
     try:
+        for number in held:
+            signal.signal(number, lambda got, _frame: received.append(got))
         yield received
     finally:
         for number, handler in held.items():

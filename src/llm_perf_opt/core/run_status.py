@@ -7,7 +7,7 @@ from llm_perf_opt.core.errors import ConfigError, ParseError
 DAMAGED: Final = "damaged"
 UNREADABLE: Final = "not readable"
 """The status of a run that this user may not read."""
-PLANNED = "planned"
+PLANNED: Final = "planned"
 """The status of a sweep none of whose points has started."""
 RUN_STATUSES = ("complete", "partial", "failed", DAMAGED, UNREADABLE)
 """Of a run: what run.json has (`RunStatus`), or why it or the times cannot be read."""

@@ -59,7 +59,7 @@ from llm_perf_opt.report.run_tables import (
     what_ran,
 )
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.report.text import known, then, times
+from llm_perf_opt.report.text import capitalized, known, then, times
 from llm_perf_opt.report.trace_document import budget_table, component_tables, device_tables, gpu_metric_tables, label_tables
 
 WATERFALL = Image("Where the time goes", "waterfall.svg")
@@ -192,7 +192,7 @@ def budget_blocks(trace: TraceAnalysis) -> list[Block]:
         Paragraph(f"The rows add up exactly to the wall time. {work} times come from {trace.source}; {stages}.")
     ]
     for number, budget in enumerate(trace.budgets):
-        blocks += [bullets(budget.problems, "warnings")] if budget.problems else []
+        blocks += [bullets([f"{capitalized(text)}." for text in budget.problems], "warnings")] if budget.problems else []
         blocks += [budget_table(number, budget), *component_tables(number, budget)]
     return [*blocks, *structure_tables(trace.components)]
 

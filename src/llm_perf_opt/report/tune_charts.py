@@ -16,12 +16,13 @@ _LONGEST = 28
 def _stairs(found: TuneResult) -> list[Stair]:
     """Return the base and every kept step that improved the objective, in ns."""
     goal = GOALS[found.objective]
-    base = None if found.base_value is None else in_ns(goal, found.base_value)
-    if base is None:
+    value = None if found.base_value is None else in_ns(goal, found.base_value)
+    if value is None:
         return []
     steps = [step for step in found.kept if step.goal == found.objective and step.measured_ns is not None]
+    base = (steps[0].before_ns if steps else None) or value  # next to the first step, so that its height is that of the step
     return [
-        Stair("base", base, base, base, None, _roofline(base, found.base_distance, goal.name)),
+        Stair("base", base, base, base, None, _roofline(value, found.base_distance, goal.name)),
         *[_stair(step) for step in steps],
     ]
 

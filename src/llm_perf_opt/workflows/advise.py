@@ -203,7 +203,7 @@ def _run(
 def captured_run(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunReader, LlmPerfError | None]:
     """Capture and report a run. Return it with the error that ended it, also if an interrupt ended its report.
 
-    If only the report was interrupted, the measurements can be used: `has_times` of its manifest says so.
+    Its times can be used if `has_times` of its manifest is true, whatever was interrupted after them.
     """
     made, error = capture(composed, command, listener)
     run = RunReader(made)

@@ -218,7 +218,7 @@ def _efficiency(
     """Return the distance from the peaks; for an implausible figure, no distance, the error and a warning."""
     if isinstance(timings, Missing):
         return _Distance(timings)
-    warnings = _peak_warnings(run, peaks)
+    warnings = _peak_warnings(run, _ceilings(run))
     if limits is not None:
         peaks = Missing("other peaks were given for this report")
     try:

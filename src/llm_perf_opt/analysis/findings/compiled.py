@@ -207,9 +207,12 @@ def slow_decode_attention(evidence: Evidence) -> Finding | None:
     because = "how fast the other kernels are is unknown; the expected saving is half of the time above what is possible"
     bounds = (0.0, above / 2, spent - roofline)
     if PRODUCTS[0] in to_try.concerns and not decode.formats.quantized:
-        products = _product_saving(reach, _library_share(decode), 1.0)
-        because += f"; {unit_time(stage, products[1])} of it are the products, which the compiler then generates, too"
-        bounds = (0.0, bounds[1] + products[1], bounds[2] + products[2])
+        _, products, most = _product_saving(reach, _library_share(decode), 1.0)
+        if products:
+            because += (
+                f"; the compiler then also generates the products, which is expected to save {unit_time(stage, products)} more"
+            )
+            bounds = (0.0, bounds[1] + products, bounds[2] + most)
     claim: Claim = (
         f"Attention of decode takes {unit_time(stage, spent)} per {stage.unit}, {spent / roofline:.1f} × roofline "
         f"({unit_time(stage, roofline)}), for a batch of {decode.work.batch_size}.",

@@ -105,7 +105,7 @@ class TuneResult:
     not_tried: tuple[NotTried, ...] = ()
     constraints: tuple[ConstraintLine, ...] = ()
     base_value: float | None = None
-    """The objective in the base: in the runs that `confirmation` compares, otherwise in its first run."""
+    """The objective in the base: in the runs that `confirmation` compares if it is about the objective, else in the first."""
     remeasured: bool = False
     """Whether the base is an earlier run that was measured again."""
     recorded_value: float | None = None
