@@ -254,6 +254,8 @@ def test_math_attention() -> None:
     assert found("math_attention", evidence(stage_evidence(kernels=fused))) is None
     sampling = [("nvjet", 100, 60 * MS), ("softmax_warp_forward", 10, 1 * MS)]
     assert found("math_attention", evidence(stage_evidence(kernels=sampling))) is None
+    generated = [("nvjet", 100, 60 * MS), ("triton_per_fused__softmax_bmm_3", 280, 10 * MS)]  # by a compiler, on purpose
+    assert found("math_attention", evidence(stage_evidence(kernels=generated))) is None
 
 
 def timings_of(**model: Any) -> CleanTimings:

@@ -269,8 +269,9 @@ def test_int4_on_a_gpu_needs_bf16() -> None:
     check(with_value(with_value(config, "hardware.device", "cuda"), "model.dtype", "bf16"))
 
 
-def test_coordinate_descent_tuning_needs_a_compiled_step_on_a_gpu() -> None:
-    config = with_value(default_config(), "runtime.coordinate_descent_tuning", True)
+@pytest.mark.parametrize("name", ["coordinate_descent_tuning", "row_kernel"])
+def test_settings_of_triton_kernels_need_a_compiled_step_on_a_gpu(name: str) -> None:
+    config = with_value(default_config(), f"runtime.{name}", True)
     assert "runtime.compile=none" in refusal(config).fact
     config = with_value(with_value(config, "runtime.compile", "reduce-overhead"), "runtime.cache", "static")
     check(with_value(config, "hardware.device", "cuda"))

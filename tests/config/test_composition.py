@@ -619,7 +619,7 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     values["runtime"].update(tensor_parallel=1)
     values["hardware"].update(devices=None)
     values["runtime"].update(
-        attention_backend="auto", compile_prefill=False, coordinate_descent_tuning=False, fuse_projections=False
+        attention_backend="auto", compile_prefill=False, coordinate_descent_tuning=False, fuse_projections=False, row_kernel=False
     )  # like these, of a runtime without an engine
     values["runtime"].update(compile="none", min_repeats=1, num_new_tokens=max(2, values["runtime"]["num_new_tokens"]))
     config = config_from_mapping(values)

@@ -57,7 +57,9 @@ def test_replayed_graphs_give_the_eager_tokens() -> None:
     assert tokens_of("static", "reduce-overhead") == expected
 
 
-def request(kind: Quantization, compile: CompileMode, *, tuned: bool = False, batch: int = 1) -> RunnerRequest:
+def request(
+    kind: Quantization, compile: CompileMode, *, tuned: bool = False, batch: int = 1, row_kernel: bool = False
+) -> RunnerRequest:
     config = default_config()
     fields: dict[str, Any] = {
         "model_type": "qwen2", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
@@ -65,7 +67,7 @@ def request(kind: Quantization, compile: CompileMode, *, tuned: bool = False, ba
     }  # fmt: skip
     runtime = replace(
         config.runtime, quantization=kind, compile=compile, cache="static", num_new_tokens=NEW_TOKENS,
-        coordinate_descent_tuning=tuned, batch_size=batch,
+        coordinate_descent_tuning=tuned, batch_size=batch, row_kernel=row_kernel,
     )  # fmt: skip
     config = replace(config, model=replace(config.model, architecture=fields), runtime=runtime)
     prompts = synthetic_prompts(batch, 32, 1000, seed=3)
@@ -98,10 +100,24 @@ def test_each_format_multiplies_with_its_rounded_weights(kind: Quantization) -> 
                 assert float((found.float() - expected).norm() / expected.norm()) < most
 
 
+def test_the_row_kernel_gives_the_products_of_the_library() -> None:
+    from llm_perf_opt.runners.row_kernel import RowLinear
+
+    opened, _ = layers_of(request("none", "default", row_kernel=True))
+    assert any("runtime.row_kernel" in note for note in opened.runtime.notes)
+    for layer in [layer for layer in opened.model.modules() if isinstance(layer, RowLinear)]:
+        row = torch.randn((1, 1, layer.in_features), dtype=torch.bfloat16, device="cuda")
+        with torch.inference_mode():
+            expected, found = layer(row).float(), torch.compile(layer, fullgraph=True)(row).float()
+        assert float((found - expected).norm() / expected.norm()) < 0.01
+    several, _ = layers_of(request("none", "default", row_kernel=True, batch=4))
+    assert any("4 rows" in note for note in several.runtime.notes)
+
+
 @pytest.mark.parametrize("kind", ["none", "int8", "fp8", "int4"])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_quantized_model_is_compiled_with_graphs_and_tuned(kind: Quantization, batch: int) -> None:
-    opened, _ = layers_of(request(kind, "reduce-overhead", tuned=True, batch=batch))
+    opened, _ = layers_of(request(kind, "reduce-overhead", tuned=True, batch=batch, row_kernel=True))
     assert opened.facts.compile == "reduce-overhead, coordinate descent tuning"
     placed = opened.place(synthetic_prompts(batch, 32, 1000, seed=3))
     rows = []

@@ -69,8 +69,14 @@ _NEUTRAL = {
     "compile_prefill": False,
     "coordinate_descent_tuning": False,
     "fuse_projections": False,
+    "row_kernel": False,
 }
 """Settings that only a runtime without an engine uses, and their default."""
+_ON_GPU = {
+    "coordinate_descent_tuning": "it tunes Triton kernels, which run on a GPU",
+    "row_kernel": "the kernel runs on a GPU",
+}
+"""Settings that have no effect on a CPU, and why."""
 
 
 def check(config: RunConfig) -> RunConfig:
@@ -356,16 +362,14 @@ def _check_compilation(config: RunConfig) -> None:
             "model.substages times the forward of submodules, which torch.compile fuses away.",
             "Use runtime.compile=none, or omit model.substages.",
         )
-    for name in ("compile_prefill", "coordinate_descent_tuning"):
+    for name in ("compile_prefill", "coordinate_descent_tuning", "row_kernel"):
         if getattr(runtime, name) and runtime.compile == "none":
             raise ConfigError(
                 f"runtime.{name}=true has no effect: runtime.compile=none.", "Add runtime.compile=default, or leave it out."
             )
-    if runtime.coordinate_descent_tuning and config.hardware.device == "cpu":
-        raise ConfigError(
-            "runtime.coordinate_descent_tuning=true has no effect on a CPU: it tunes Triton kernels, which run on a GPU.",
-            "Leave it out.",
-        )
+    for name, why in _ON_GPU.items():
+        if getattr(runtime, name) and config.hardware.device == "cpu":
+            raise ConfigError(f"runtime.{name}=true has no effect on a CPU: {why}.", "Leave it out.")
 
 
 def _check_cpus(hardware: HardwareConfig) -> None:

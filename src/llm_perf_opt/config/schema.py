@@ -136,6 +136,8 @@ class RuntimeConfig:
     """Let torch.compile tune the block sizes of its kernels and write products of one row itself. GPU only."""
     fuse_projections: bool = False
     """Multiply by the query, key and value matrices at once, and by those of a gated MLP."""
+    row_kernel: bool = False
+    """Multiply one row, as in a decode step of one sequence, with a kernel of llm-perf where it is faster. GPU only."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ _ADDED: dict[str, dict[str, Any]] = {
         "compile_prefill": False,
         "coordinate_descent_tuning": False,
         "fuse_projections": False,
+        "row_kernel": False,
     },
     "profiling.nvml": {"prometheus": None},
     "profiling.nsys": {"trace": None, "sample": "none", "args": [], "substage": None},

@@ -4,6 +4,7 @@ from llm_perf_opt.config.runtimes import Lever, Machine
 
 _STATIC, _PREFILL = "runtime.cache=static", "runtime.compile_prefill=true"
 _DESCENT, _EAGER = "runtime.coordinate_descent_tuning=true", "runtime.attn_implementation=eager"
+_GRAPHS = (_STATIC, "runtime.compile=reduce-overhead")
 
 
 def pytorch_levers(machine: Machine) -> tuple[Lever, ...]:
@@ -15,7 +16,8 @@ def _on_gpu() -> tuple[Lever, ...]:
     modes = ("reduce-overhead", "max-autotune", "default")
     return (
         Lever("compile", tuple((_STATIC, f"runtime.compile={mode}") for mode in modes)),
-        Lever("coordinate descent", ((_STATIC, "runtime.compile=reduce-overhead", _DESCENT),)),
+        Lever("row kernel", ((*_GRAPHS, "runtime.row_kernel=true"),)),
+        Lever("coordinate descent", ((*_GRAPHS, _DESCENT),)),
         Lever("fused projections", (("runtime.fuse_projections=true",),)),
         Lever("compile prefill", tuple((_STATIC, f"runtime.compile={mode}", _PREFILL) for mode in modes[::2]), stage="prefill"),
         Lever("static cache", ((_STATIC,),)),
@@ -23,7 +25,7 @@ def _on_gpu() -> tuple[Lever, ...]:
             "attention",
             tuple((f"runtime.attn_implementation={name}",) for name in ("sdpa", "flash_attention_2", "flex_attention")),
         ),
-        Lever("generated attention", ((_STATIC, "runtime.compile=reduce-overhead", _DESCENT, _EAGER),)),
+        Lever("generated attention", ((*_GRAPHS, _DESCENT, _EAGER),)),
         Lever("attention backend", tuple((f"runtime.attention_backend={name}",) for name in ("flash", "cudnn", "efficient"))),
         Lever("quantization", tuple((f"runtime.quantization={name}",) for name in ("int8", "fp8", "int4")), lossy=True),
         Lever("dtype", (("model.dtype=bf16",), ("model.dtype=fp16",)), lossy=True),

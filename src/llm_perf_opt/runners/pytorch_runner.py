@@ -276,11 +276,26 @@ def open_pytorch(request: RunnerRequest) -> PyTorchRunner:
     if request.ranks is not None:
         return _split(request, request.ranks)
     model = models.build_model(request.architecture, config.model, wanted, request.device, request.dtype)
-    fused = fuse_projections(model) if wanted.fuse_projections else ""
+    notes = [fuse_projections(model)] if wanted.fuse_projections else []
     runner = _runner(model, request) if wanted.quantization == "none" else _quantized(model, request)
-    if fused:
-        runner.runtime = replace(runner.runtime, notes=(*runner.runtime.notes, fused))
+    if wanted.row_kernel:
+        notes.append(_with_row_kernel(model, request))
+    runner.runtime = replace(runner.runtime, notes=(*runner.runtime.notes, *notes))
     return runner
+
+
+def _with_row_kernel(model: "PreTrainedModel", request: RunnerRequest) -> str:
+    """Let the layers that are not quantized use the kernel for one row, and return what changed."""
+    rows = request.config.runtime.batch_size
+    if request.device.type != "cuda":
+        raise ConfigError(
+            f"runtime.row_kernel=true has no effect on {request.device}: the kernel runs on a GPU.", "Leave it out."
+        )
+    if rows > 1:
+        return f"runtime.row_kernel has no effect: steps of {rows} sequences have {rows} rows."
+    from llm_perf_opt.runners.row_kernel import use_row_kernel
+
+    return use_row_kernel(model)
 
 
 def _split(request: RunnerRequest, group: RankGroup) -> PyTorchRunner:

@@ -2,14 +2,16 @@
 
 Inputs, products and sums keep the dtype of the model or more: only the weights are quantized.
 
-- int8, fp8: a byte per weight and a scale per output channel. With few rows, as in a decode step, a compiled layer is a sum of
-  products, which Inductor fuses with the conversion of the weights into one kernel. With more rows, and without torch.compile,
-  the weights are first converted to the dtype of the inputs, which moves more bytes than without quantization.
+- int8, fp8: a byte per weight and a scale per output channel. With one row, as in a decode step of one sequence, a compiled layer
+  on a GPU uses our own kernel (`row_kernel`). With few rows it is a sum of products, which Inductor fuses with the conversion of
+  the weights into one kernel. With more rows, and without torch.compile, the weights are first converted to the dtype of the
+  inputs, which moves more bytes than without quantization.
 - int4: a scale and a zero point for every 128 inputs of an output channel, and torch's own kernels, compiled or not.
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,6 +19,10 @@ from torch.nn import functional
 
 from llm_perf_opt.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from llm_perf_opt.runners.row_kernel import Blocks
+
+ONE_ROW = "llm-perf's kernel for one row"
 FUSED = "sum of products fused by Inductor"
 CONVERTED = "product with converted weights"
 GROUP = 128
@@ -80,6 +86,8 @@ class ScaledLinear(QuantizedLinear):
         self.weights = self.weight_bytes = stored.numel()
         self.scale_bytes = scales.numel() * scales.element_size()
         self.kernel = CONVERTED
+        self.blocks: Blocks | None = None
+        """How the kernel for one row divides the matrix; None: it is not used."""
         if compiled:
             importlib.import_module("torch._inductor.inductor_prims")  # defines an operator of `row_sums`; takes a second
 
@@ -87,7 +95,10 @@ class ScaledLinear(QuantizedLinear):
         """Return inputs · weightᵀ + bias."""
         rows = inputs.reshape(-1, self.in_features)
         few = torch.compiler.is_compiling() and rows.shape[0] <= _FEW_ROWS
-        product = self.summed(rows) if few else self.converted(rows)
+        if few and rows.shape[0] == 1 and self.blocks is not None:
+            product: torch.Tensor = torch.ops.llm_perf_opt.row_product(rows, self.weight, self.scales, *self.blocks)
+        else:
+            product = self.summed(rows) if few else self.converted(rows)
         if self.bias is not None:
             product = product + self.bias
         return product.to(inputs.dtype).reshape(*inputs.shape[:-1], self.out_features)
@@ -173,6 +184,20 @@ def quantized_layer(
     made = ScaledLinear(weight, bias, _BYTES[format], compiled=compiled)
     made.kernel = FUSED if compiled and rows <= _FEW_ROWS else CONVERTED
     return made
+
+
+def use_row_kernel(layers: Sequence[QuantizedLinear], dtype: torch.dtype) -> None:
+    """Let layers with a byte per weight on a GPU multiply one row with `row_kernel`, divided as is fastest for their shape."""
+    from llm_perf_opt.runners.row_kernel import Layer, fastest_blocks
+
+    shapes: dict[torch.Size, list[ScaledLinear]] = {}
+    for layer in layers:
+        if isinstance(layer, ScaledLinear):
+            shapes.setdefault(layer.weight.shape, []).append(layer)
+    for alike in shapes.values():
+        blocks, _ = fastest_blocks([Layer(layer.weight, layer.scales) for layer in alike], dtype)
+        for layer in alike:
+            layer.blocks, layer.kernel = blocks, ONE_ROW
 
 
 def check_product(layer: QuantizedLinear, exact: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.weight_records import QuantizedWeights
 from llm_perf_opt.runners.measure.components import OTHER, part_of
 from llm_perf_opt.runners.quantization import ALL_ROWS, DYNAMIC, Int8Linear, use_fastest
-from llm_perf_opt.runners.quantized_layers import GROUP, QuantizedLinear, check_product, fits, quantized_layer
+from llm_perf_opt.runners.quantized_layers import GROUP, QuantizedLinear, check_product, fits, quantized_layer, use_row_kernel
 
 
 def quantize_linear_layers(model: nn.Module, rows: int = 1, *, compiled: bool = False, format: str = "int8") -> QuantizedWeights:
@@ -27,7 +27,7 @@ def quantize_linear_layers(model: nn.Module, rows: int = 1, *, compiled: bool = 
         for path in paths:
             layer = model.get_submodule(path)
             weight, bias = _output_by_input(layer), cast("torch.Tensor | None", getattr(layer, "bias", None))
-            shape, device = (weight.shape[0], weight.shape[1]), weight.device
+            shape, device, dtype = (weight.shape[0], weight.shape[1]), weight.device, weight.dtype
             if not fits(format, shape, device):
                 counted.keep(_component(path), weight, bias)
                 continue
@@ -48,6 +48,8 @@ def quantize_linear_layers(model: nn.Module, rows: int = 1, *, compiled: bool = 
     on_cpu = [layer for layer in counted.layers if isinstance(layer, Int8Linear)]
     if on_cpu:
         use_fastest(on_cpu, rows, compiled)
+    elif device.type == "cuda" and compiled and rows == 1 and format != "int4":
+        use_row_kernel(counted.layers, dtype)
     return counted.record(format)
 
 

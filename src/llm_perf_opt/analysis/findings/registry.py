@@ -75,6 +75,7 @@ _OWN_SETTINGS = tuple(
         "compile_prefill",
         "coordinate_descent_tuning",
         "fuse_projections",
+        "row_kernel",
     )
 )
 """Settings that only this runtime has."""

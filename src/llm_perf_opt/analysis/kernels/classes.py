@@ -98,7 +98,7 @@ RULES: tuple[tuple[KernelClass, str], ...] = (
     (KernelClass.SAMPLING, r"repetition_penalt|apply_penalt|logit_bias|rejection_|exponential_kernel|log_softmax_kernel"),
     # --- matrix-vector products ----------------------------------------------------------------------------------------
     # matrix × vector
-    (KernelClass.GEMV, r"gemv(?!Tensor)|mul_mat_vec|wvSplitK|LLMM1|gemm_4bit_inference|mat_?vec"),
+    (KernelClass.GEMV, r"gemv(?!Tensor)|row_product|mul_mat_vec|wvSplitK|LLMM1|gemm_4bit_inference|mat_?vec"),
     # --- matrix products -----------------------------------------------------------------------------------------------
     # cuBLAS, CUTLASS, rocBLAS, Triton
     (KernelClass.GEMM, r"gemm|nvjet|splitKreduce|\bmul_mat_q|xmma|Cijk_|matmul|_mm_|[_a-z]bmm_|^bmm_"),

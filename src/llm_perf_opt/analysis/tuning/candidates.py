@@ -167,24 +167,28 @@ def prediction(
         return None
     if finding.throughput is not None:
         return _larger_batch(finding, timings) if goal.name == "throughput" else None
-    before = unit_times(finding, timings)
-    if isinstance(before, Missing):
+    times = unit_times(finding, timings)
+    if isinstance(times, Missing):
         return None
-    saving, low, high = predicted_saving(finding, round(percentile(before, 0.5)))
+    before = percentile(times, 0.5)
+    saving, low, high = predicted_saving(finding, round(before))
     if saving is None or low is None or high is None:
         return None
     row = rows.get(finding.id)
     bounds = row.bounds(saving) if row is not None else None
     low_saving, high_saving = sorted(bounds) if bounds else (low, high)
-    per = _per_goal(finding, goal, timings)
+    per = _per_goal(finding, goal, timings, level_ns / before)
     after = [max(round(level_ns - value * per), 1) for value in (saving, high_saving, low_saving)]
     return Prediction(after[0], min(after), max(after), row.n if row is not None and bounds else 0)
 
 
-def _per_goal(finding: Finding, goal: Goal, timings: CleanTimings) -> float:
-    """Return by how much the goal's time falls per nanosecond that a unit of the finding saves."""
+def _per_goal(finding: Finding, goal: Goal, timings: CleanTimings, scale: float) -> float:
+    """Return by how much the goal's time falls per nanosecond that a unit of the finding saves.
+
+    `scale`: the goal's time over that of the units, which are the first steps of a stage: others may take longer or shorter.
+    """
     if goal.name in _STAGES:
-        return 1.0
+        return scale
     work = timings.workload
     return finding.units / (work.batch_size * work.new_tokens) if goal.name == "throughput" else float(finding.units)
 
