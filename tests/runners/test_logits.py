@@ -20,7 +20,7 @@ from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners import logits as recording
 from llm_perf_opt.runners.compilation import Compilation
 from llm_perf_opt.runners.llm_profile_runner import clean_pass
-from llm_perf_opt.runners.logit_tap import LogitTap
+from llm_perf_opt.runners.logit_tap import LogitTap, in_two_steps
 from llm_perf_opt.runners.logits import record_logits
 from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
 from llm_perf_opt.runners.session import Session, open_session
@@ -223,3 +223,19 @@ def test_a_compiled_model_records_the_functions_that_were_measured(
     check, unlike = tried(base, tmp_path / "run", runtime__compile="default", runtime__cache="static")
     assert (check.flaw, unlike) == ("", "")
     assert "that were measured" in json.loads((tmp_path / "run/raw/clean/logits.json").read_text())["method"]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 63, 64, 1009, 50257, 128256, 151936])
+def test_the_first_of_the_most_likely_tokens_is_found_in_two_steps(vocabulary: int) -> None:
+    """Rounded to bf16, many logits are equal; also if all are."""
+    torch.manual_seed(vocabulary)
+    equal = torch.zeros(2, 1, vocabulary)
+    for logits in (torch.randn(3, 1, vocabulary).bfloat16(), equal, equal - torch.inf):
+        first = [row.tolist().index(max(row.tolist())) for row in logits.float().flatten(0, 1)]
+        assert in_two_steps(logits).flatten().tolist() == first
+
+
+def test_two_steps_are_one_graph() -> None:
+    logits = torch.randn(1, 1, 1920)
+    compiled = torch.compile(in_two_steps, backend="eager", fullgraph=True)
+    assert compiled(logits).tolist() == logits.argmax(-1).tolist()

@@ -9,6 +9,35 @@ import torch
 
 from llm_perf_opt.runners.compilation import Compilation
 
+_PARTS = range(64, 1025)
+"""Into how many parts a vocabulary is divided."""
+
+
+def next_token(logits: torch.Tensor) -> torch.Tensor:
+    """Return the first of the most likely tokens, [batch, 1].
+
+    Inductor computes the largest of one row in one block of the GPU, 35 µs for 150,000 logits on an H200. In two steps, many
+    blocks share the work.
+    """
+    return in_two_steps(logits) if torch.compiler.is_compiling() and logits.is_cuda else logits.argmax(-1)
+
+
+def in_two_steps(logits: torch.Tensor) -> torch.Tensor:
+    """Return the index of the first largest number along the last dimension: that of the first part which has it."""
+    width = logits.shape[-1]
+    parts = _parts(width)
+    divided = logits.reshape(*logits.shape[:-1], parts, width // parts)
+    part: torch.Tensor = divided.amax(-1).argmax(-1)
+    inside = divided.argmax(-1).gather(-1, part.unsqueeze(-1)).squeeze(-1)
+    return part * (width // parts) + inside
+
+
+def _parts(width: int) -> int:
+    for count in _PARTS:  # torch.compile traces it: no generator
+        if width % count == 0:
+            return count
+    return 1
+
 
 class LogitTap:
     """Calls a function that returns tokens and logits, and returns the tokens alone."""
@@ -48,7 +77,7 @@ class TappedRunner(ABC):
 
     def _with_logits(self, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._logits(*given)
-        return logits.argmax(-1), logits[:, -1]
+        return next_token(logits), logits[:, -1]
 
     def return_logits(self) -> None:
         """Make the compiled functions return their logits, too. Call it before the first request."""

@@ -17,7 +17,7 @@ from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.compilation import NOT_COMPILED, Compilation
 from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.fused_projections import fuse_projections, share_fused
-from llm_perf_opt.runners.logit_tap import TappedRunner
+from llm_perf_opt.runners.logit_tap import TappedRunner, next_token
 from llm_perf_opt.runners.models import device_name
 from llm_perf_opt.runners.quantized_layers import check_format
 from llm_perf_opt.runners.quantized_model import quantize_linear_layers, quantized_bytes
@@ -194,7 +194,7 @@ class PyTorchRunner(TappedRunner):
         return rows
 
     def _forward(self, *given: Any) -> torch.Tensor:
-        return self._logits(*given).argmax(-1)
+        return next_token(self._logits(*given))
 
     def _logits(
         self,

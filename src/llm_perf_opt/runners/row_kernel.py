@@ -6,6 +6,7 @@ the layers of the model: what is fastest depends on the device and on whether th
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -75,7 +76,8 @@ def row_product(
     outputs, inputs = weight.shape
     product = row.new_empty((1, outputs))
     launch = row_product_kernel[(triton.cdiv(outputs, block_outputs),)]
-    launch(row.contiguous(), weight, scales, product, outputs, inputs, block_outputs, block_inputs, num_warps=warps)
+    with torch.cuda.device(row.device) if row.is_cuda else nullcontext():
+        launch(row.contiguous(), weight, scales, product, outputs, inputs, block_outputs, block_inputs, num_warps=warps)
     return product
 
 
@@ -134,17 +136,18 @@ def _seconds(layers: Sequence[Layer], dtype: torch.dtype, product: Callable[[tor
     weight = layers[0].weight
     some = layers[: -(-_LEAST_BYTES // (weight.numel() * weight.element_size()))]
     row = torch.ones((1, weight.shape[1]), dtype=dtype, device=weight.device)
-    product(row, some[0])  # compiles it
-    torch.cuda.synchronize(weight.device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for layer in some:
-            product(row, layer)
-    graph.replay()
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begun.record()
-    for _ in range(_REPLAYS):
+    with torch.cuda.device(weight.device):
+        product(row, some[0])  # compiles it
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for layer in some:
+                product(row, layer)
         graph.replay()
-    ended.record()
-    ended.synchronize()
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        for _ in range(_REPLAYS):
+            graph.replay()
+        ended.record()
+        ended.synchronize()
     return float(begun.elapsed_time(ended)) / 1e3 / (_REPLAYS * len(some))
