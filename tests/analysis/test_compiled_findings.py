@@ -141,6 +141,7 @@ def test_products_are_expected_at_the_best_rate_of_the_run_plus_a_fixed_time() -
         ({"batch_size": 4}, ["runtime.compile=max-autotune"]),
         ({"batch_size": 4, "compile": "max-autotune"}, []),
         ({"row_kernel": True}, []),
+        ({"row_kernel": True, "batch_size": 4}, ["runtime.compile=max-autotune"]),
     ],
 )
 def test_what_to_try_for_slow_products(runtime: dict[str, Any], overrides: list[str]) -> None:
@@ -199,7 +200,7 @@ COPIES = "triton_poi_fused__scaled_dot_product_cudnn_attention_clone_expand_3"
         ([(CUDNN, 32, 600 * US)], {}, ["runtime.attention_backend=efficient"]),
         ([(FLASH, 32, 600 * US)], {}, ["runtime.attention_backend=cudnn"]),
         ([(CUDNN, 32, 600 * US), (COPIES, 64, 300 * US)], {}, []),
-        ([(FLASH, 32, 600 * US)], {"attention_backend": "flash"}, ["runtime.attention_backend=auto"]),
+        ([(FLASH, 32, 600 * US)], {"attention_backend": "flash"}, []),
         ([(CUDNN, 32, 600 * US)], {"batch_size": 4}, ["runtime.attention_backend=efficient"]),
     ],
 )

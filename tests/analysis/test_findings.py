@@ -256,6 +256,7 @@ def test_math_attention() -> None:
     assert found("math_attention", evidence(stage_evidence(kernels=sampling))) is None
     generated = [("nvjet", 100, 60 * MS), ("triton_per_fused__softmax_bmm_3", 280, 10 * MS)]  # by a compiler, on purpose
     assert found("math_attention", evidence(stage_evidence(kernels=generated))) is None
+    assert known("math_attention", evidence(stage_evidence("prefill", kernels=generated)))[0].stage == "prefill"
 
 
 def timings_of(**model: Any) -> CleanTimings:

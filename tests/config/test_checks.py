@@ -273,6 +273,11 @@ def test_int4_on_a_gpu_needs_bf16() -> None:
 def test_settings_of_triton_kernels_need_a_compiled_step_on_a_gpu(name: str) -> None:
     config = with_value(default_config(), f"runtime.{name}", True)
     assert "runtime.compile=none" in refusal(config).fact
+    plain = with_value(with_value(config, "runtime.compile", "default"), "hardware.device", "cuda")
+    if name == "row_kernel":
+        assert "CUDA graphs" in refusal(plain).fact
+    else:
+        check(plain)
     config = with_value(with_value(config, "runtime.compile", "reduce-overhead"), "runtime.cache", "static")
     check(with_value(config, "hardware.device", "cuda"))
     assert "GPU" in refusal(with_value(config, "hardware.device", "cpu")).fact

@@ -16,7 +16,7 @@ from llm_perf_opt.runners.logits import _Forced
 from llm_perf_opt.runners.measure.clock import CudaEventClock
 from llm_perf_opt.runners.measure.meter import Meter
 from llm_perf_opt.runners.pytorch_runner import Batch, PyTorchRunner, open_pytorch
-from llm_perf_opt.runners.quantized_layers import QuantizedLinear
+from llm_perf_opt.runners.quantized_layers import ONE_ROW, QuantizedLinear
 from llm_perf_opt.workspace.data.prompts import synthetic_prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -58,7 +58,13 @@ def test_replayed_graphs_give_the_eager_tokens() -> None:
 
 
 def request(
-    kind: Quantization, compile: CompileMode, *, tuned: bool = False, batch: int = 1, row_kernel: bool = False
+    kind: Quantization,
+    compile: CompileMode,
+    *,
+    tuned: bool = False,
+    batch: int = 1,
+    row_kernel: bool = False,
+    fused: bool = False,
 ) -> RunnerRequest:
     config = default_config()
     fields: dict[str, Any] = {
@@ -67,7 +73,7 @@ def request(
     }  # fmt: skip
     runtime = replace(
         config.runtime, quantization=kind, compile=compile, cache="static", num_new_tokens=NEW_TOKENS,
-        coordinate_descent_tuning=tuned, batch_size=batch, row_kernel=row_kernel,
+        coordinate_descent_tuning=tuned, batch_size=batch, row_kernel=row_kernel, fuse_projections=fused,
     )  # fmt: skip
     config = replace(config, model=replace(config.model, architecture=fields), runtime=runtime)
     prompts = synthetic_prompts(batch, 32, 1000, seed=3)
@@ -83,7 +89,7 @@ def layers_of(asked: RunnerRequest) -> tuple[PyTorchRunner, list[QuantizedLinear
 def test_each_format_multiplies_with_its_rounded_weights(kind: Quantization) -> None:
     """Eager and compiled, for one row, a few and many; int4 against the weights before, which it rounds most."""
     exact, _ = layers_of(request("none", "none"))
-    opened, layers = layers_of(request(kind, "default"))
+    opened, layers = layers_of(request(kind, "reduce-overhead"))
     assert opened.facts.weights is not None
     assert opened.facts.weights.quantized is not None
     assert opened.facts.weights.quantized.kept_layers == 0
@@ -101,23 +107,35 @@ def test_each_format_multiplies_with_its_rounded_weights(kind: Quantization) -> 
 
 
 def test_the_row_kernel_gives_the_products_of_the_library() -> None:
-    from llm_perf_opt.runners.row_kernel import RowLinear
+    from llm_perf_opt.runners.row_kernel import Layer, RowLinear, fastest_blocks
 
-    opened, _ = layers_of(request("none", "default", row_kernel=True))
+    opened, _ = layers_of(request("none", "reduce-overhead", row_kernel=True))
     assert any("runtime.row_kernel" in note for note in opened.runtime.notes)
-    for layer in [layer for layer in opened.model.modules() if isinstance(layer, RowLinear)]:
-        row = torch.randn((1, 1, layer.in_features), dtype=torch.bfloat16, device="cuda")
+    for outputs, inputs in ((48, 256), (1000, 896), (7, 2100)):
+        layer = torch.nn.Linear(inputs, outputs, dtype=torch.bfloat16, device="cuda")
+        row = torch.randn((1, 1, inputs), dtype=torch.bfloat16, device="cuda")
         with torch.inference_mode():
-            expected, found = layer(row).float(), torch.compile(layer, fullgraph=True)(row).float()
+            expected = layer(row).float()
+            layer.__class__ = RowLinear
+            layer.blocks = fastest_blocks([Layer(layer.weight)], torch.bfloat16)[0]  # type: ignore[assignment]
+            found = torch.compile(layer, fullgraph=True)(row).float()
         assert float((found - expected).norm() / expected.norm()) < 0.01
-    several, _ = layers_of(request("none", "default", row_kernel=True, batch=4))
+    several, _ = layers_of(request("none", "reduce-overhead", row_kernel=True, batch=4))
     assert any("4 rows" in note for note in several.runtime.notes)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_one_row_of_a_graph_has_a_kernel_of_its_own(kind: Quantization) -> None:
+    for compile, batch, own in (("reduce-overhead", 1, True), ("reduce-overhead", 4, False), ("default", 1, False)):
+        opened, layers = layers_of(request(kind, compile, batch=batch))  # type: ignore[arg-type]
+        assert {layer.kernel == ONE_ROW for layer in layers} == {own}
+        assert opened.facts.weights is not None
 
 
 @pytest.mark.parametrize("kind", ["none", "int8", "fp8", "int4"])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_quantized_model_is_compiled_with_graphs_and_tuned(kind: Quantization, batch: int) -> None:
-    opened, _ = layers_of(request(kind, "reduce-overhead", tuned=True, batch=batch, row_kernel=True))
+    opened, _ = layers_of(request(kind, "reduce-overhead", tuned=True, batch=batch, row_kernel=True, fused=True))
     assert opened.facts.compile == "reduce-overhead, coordinate descent tuning"
     placed = opened.place(synthetic_prompts(batch, 32, 1000, seed=3))
     rows = []

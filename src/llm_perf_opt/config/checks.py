@@ -362,7 +362,12 @@ def _check_compilation(config: RunConfig) -> None:
             "model.substages times the forward of submodules, which torch.compile fuses away.",
             "Use runtime.compile=none, or omit model.substages.",
         )
-    for name in ("compile_prefill", "coordinate_descent_tuning", "row_kernel"):
+    if runtime.row_kernel and runtime.compile not in ("reduce-overhead", "max-autotune"):
+        raise ConfigError(
+            f"runtime.row_kernel=true needs CUDA graphs, which runtime.compile={runtime.compile} does not use.",
+            "Add runtime.compile=reduce-overhead runtime.cache=static, or leave it out.",
+        )
+    for name in ("compile_prefill", "coordinate_descent_tuning"):
         if getattr(runtime, name) and runtime.compile == "none":
             raise ConfigError(
                 f"runtime.{name}=true has no effect: runtime.compile=none.", "Add runtime.compile=default, or leave it out."

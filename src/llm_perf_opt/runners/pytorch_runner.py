@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache, StaticCache
 
-from llm_perf_opt.config.schema import AttentionBackend, CacheKind
+from llm_perf_opt.config.schema import AttentionBackend, CacheKind, RuntimeConfig
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import ModelFacts, RuntimeFacts
 from llm_perf_opt.runners import models
@@ -275,22 +275,25 @@ def open_pytorch(request: RunnerRequest) -> PyTorchRunner:
     config, wanted = request.config, request.config.runtime
     if request.ranks is not None:
         return _split(request, request.ranks)
+    if wanted.row_kernel:
+        _check_row_kernel(request.device)
     model = models.build_model(request.architecture, config.model, wanted, request.device, request.dtype)
     notes = [fuse_projections(model)] if wanted.fuse_projections else []
     runner = _runner(model, request) if wanted.quantization == "none" else _quantized(model, request)
     if wanted.row_kernel:
-        notes.append(_with_row_kernel(model, request))
+        notes.append(_with_row_kernel(model, wanted.batch_size))
     runner.runtime = replace(runner.runtime, notes=(*runner.runtime.notes, *notes))
     return runner
 
 
-def _with_row_kernel(model: "PreTrainedModel", request: RunnerRequest) -> str:
+def _check_row_kernel(device: torch.device) -> None:
+    """Raise a ConfigError if the kernel for one row does not run on the device."""
+    if device.type != "cuda" or torch.version.hip:
+        raise ConfigError(f"runtime.row_kernel=true needs an NVIDIA GPU; this run is on {device_name(device)}.", "Leave it out.")
+
+
+def _with_row_kernel(model: "PreTrainedModel", rows: int) -> str:
     """Let the layers that are not quantized use the kernel for one row, and return what changed."""
-    rows = request.config.runtime.batch_size
-    if request.device.type != "cuda":
-        raise ConfigError(
-            f"runtime.row_kernel=true has no effect on {request.device}: the kernel runs on a GPU.", "Leave it out."
-        )
     if rows > 1:
         return f"runtime.row_kernel has no effect: steps of {rows} sequences have {rows} rows."
     from llm_perf_opt.runners.row_kernel import use_row_kernel
@@ -332,11 +335,14 @@ _RANK_NOTE = (
 
 def _runner(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
     name, wanted = request.config.model.name, request.config.runtime
-    compile = Compilation(wanted.compile, wanted.compile_prefill, wanted.coordinate_descent_tuning)
-    runner = PyTorchRunner(model, name, wanted.num_new_tokens, wanted.cache, compile, wanted.attention_backend)
+    runner = PyTorchRunner(model, name, wanted.num_new_tokens, wanted.cache, _compilation(wanted), wanted.attention_backend)
     if request.config.profiling.logits and not request.profiled:
         runner.return_logits()
     return runner
+
+
+def _compilation(wanted: RuntimeConfig) -> Compilation:
+    return Compilation(wanted.compile, wanted.compile_prefill, wanted.coordinate_descent_tuning)
 
 
 def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunner:
@@ -346,7 +352,14 @@ def _quantized(model: "PreTrainedModel", request: RunnerRequest) -> PyTorchRunne
     before = PyTorchRunner(model, config.model.name, wanted.num_new_tokens)
     parameters, reference = before.facts.parameters, _tokens(before, request) if request.compare_tokens else None
     before.release()  # its cache is not part of the peak
-    quantized = quantize_linear_layers(model, wanted.batch_size, compiled=wanted.compile != "none", format=wanted.quantization)
+    compile = _compilation(wanted)
+    quantized = quantize_linear_layers(
+        model,
+        wanted.batch_size,
+        compiled=wanted.compile != "none",
+        graphs=compile.captures(request.device),
+        format=wanted.quantization,
+    )
     share_fused(model)
     if request.device.type == "cuda":  # the peak of the request, not that of the weights before they were quantized
         torch.cuda.empty_cache()

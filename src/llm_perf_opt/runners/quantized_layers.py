@@ -2,10 +2,10 @@
 
 Inputs, products and sums keep the dtype of the model or more: only the weights are quantized.
 
-- int8, fp8: a byte per weight and a scale per output channel. With one row, as in a decode step of one sequence, a compiled layer
-  on a GPU uses our own kernel (`row_kernel`). With few rows it is a sum of products, which Inductor fuses with the conversion of
-  the weights into one kernel. With more rows, and without torch.compile, the weights are first converted to the dtype of the
-  inputs, which moves more bytes than without quantization.
+- int8, fp8: a byte per weight and a scale per output channel. With one row, as in a decode step of one sequence, a layer that is
+  replayed in a CUDA graph uses our own kernel (`row_kernel`). With few rows, a compiled layer is a sum of products, which
+  Inductor fuses with the conversion of the weights into one kernel. With more rows, and without torch.compile, the weights are
+  first converted to the dtype of the inputs, which moves more bytes than without quantization.
 - int4: a scale and a zero point for every 128 inputs of an output channel, and torch's own kernels, compiled or not.
 """
 

@@ -14,11 +14,14 @@ from llm_perf_opt.runners.quantization import ALL_ROWS, DYNAMIC, Int8Linear, use
 from llm_perf_opt.runners.quantized_layers import GROUP, QuantizedLinear, check_product, fits, quantized_layer, use_row_kernel
 
 
-def quantize_linear_layers(model: nn.Module, rows: int = 1, *, compiled: bool = False, format: str = "int8") -> QuantizedWeights:
+def quantize_linear_layers(
+    model: nn.Module, rows: int = 1, *, compiled: bool = False, graphs: bool = False, format: str = "int8"
+) -> QuantizedWeights:
     """Replace the linear layers of the model in place and return what was replaced.
 
-    Each layer uses the kernel that is fastest for inputs of `rows` rows. A head that shares its matrix with the embedding becomes
-    a copy: the embedding keeps its dtype. A layer whose shape does not fit the format stays as it is.
+    Each layer uses the kernel that is fastest for inputs of `rows` rows; `graphs`: in steps that are replayed as CUDA graphs. A
+    head that shares its matrix with the embedding becomes a copy: the embedding keeps its dtype. A layer whose shape does not fit
+    the format stays as it is.
     """
     paths = [path for path, _ in _linear_layers(model)]
     counted = _Counted()
@@ -48,7 +51,7 @@ def quantize_linear_layers(model: nn.Module, rows: int = 1, *, compiled: bool = 
     on_cpu = [layer for layer in counted.layers if isinstance(layer, Int8Linear)]
     if on_cpu:
         use_fastest(on_cpu, rows, compiled)
-    elif device.type == "cuda" and compiled and rows == 1 and format != "int4":
+    elif graphs and rows == 1 and format != "int4":
         use_row_kernel(counted.layers, dtype)
     return counted.record(format)
 

@@ -3,10 +3,13 @@
 Such a product takes the time of reading the matrix. Each program multiplies some rows of the matrix and converts the inputs once
 for all of them. Products and sums are in fp32. How many rows and inputs a program takes at a time is measured for every shape, on
 the layers of the model: what is fastest depends on the device and on whether the matrix fits into its cache.
+
+It is for steps that are replayed as CUDA graphs: launched one by one, it takes longer to launch than to run.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +39,9 @@ class Layer(NamedTuple):
 CHOICES = (Blocks(1, 512, 1), Blocks(2, 512, 1), Blocks(2, 1024, 2), Blocks(1, 2048, 4), Blocks(2, 2048, 4))
 _MOST_STEPS = 32
 """The kernel has no loop: with more steps over the inputs than this, compiling it takes long."""
-_REPLAYS = 3
+_REPLAYS = 5
+_CLEARLY = 0.97
+"""A choice replaces the one before it if it takes at most this share of the time, so that every process chooses the same."""
 _LEAST_BYTES = 2**27
 """Layers of this many bytes are timed together, more than a GPU's cache holds."""
 
@@ -57,7 +62,7 @@ def row_product_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         else:
             part = tl.load(weight + place, mask=(column < inputs)[None, :], other=0.0)
             factor = tl.load(row + column, mask=column < inputs, other=0.0)
-        if part.dtype == tl.int8:  # a byte of the number 2 ** 23 + 128 + weight: converting integers is slower
+        if part.dtype == tl.int8:  # the bits of the float 2 ** 23 + 128 + weight: converting integers is slower
             numbers = ((part.to(tl.int32) & 0xFF) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
         else:
             numbers = part.to(tl.float32)
@@ -102,23 +107,23 @@ class RowLinear(nn.Linear):
 
 def use_row_kernel(model: nn.Module) -> str:
     """Let the linear layers of a model use the kernel where it is faster than the library, and return what changed."""
-    shapes: dict[torch.Size, list[nn.Linear]] = {}
+    shapes: dict[tuple[torch.Size, torch.dtype], list[nn.Linear]] = {}
     for layer in model.modules():
-        if type(layer) is nn.Linear:
-            shapes.setdefault(layer.weight.shape, []).append(layer)
+        if type(layer) is nn.Linear and layer.weight.is_contiguous():
+            shapes.setdefault((layer.weight.shape, layer.weight.dtype), []).append(layer)
     used = 0
     with torch.inference_mode():
-        for alike in shapes.values():
-            layers, dtype = [Layer(layer.weight) for layer in alike], alike[0].weight.dtype
+        for (_, dtype), alike in shapes.items():
+            layers = [Layer(layer.weight) for layer in alike]
             blocks, seconds = fastest_blocks(layers, dtype)
-            if seconds < _seconds(layers, dtype, lambda row, layer: functional.linear(row, layer.weight)):
+            if seconds < _CLEARLY * _seconds(layers, dtype, lambda row, layer: functional.linear(row, layer.weight)):
                 for layer in alike:
                     layer.__class__ = RowLinear
                     layer.blocks = blocks  # type: ignore[assignment]
                 used += len(alike)
     count = sum(map(len, shapes.values()))
     if not count:
-        return "runtime.row_kernel has no effect: all linear layers are quantized. Those in int8 and fp8 use the kernel anyway."
+        return "runtime.row_kernel has no effect: there are no linear layers that are not quantized."
     return f"Compiled products of one row use llm-perf's kernel in {used} of {count} linear layers (runtime.row_kernel)."
 
 
@@ -126,9 +131,17 @@ def fastest_blocks(layers: Sequence[Layer], dtype: torch.dtype) -> tuple[Blocks,
     """Return the fastest choice for layers of one shape and rows of a dtype, and how long it takes."""
     inputs = layers[0].weight.shape[1]
     choices = [blocks for blocks in CHOICES if inputs <= _MOST_STEPS * blocks.inputs] or CHOICES[-1:]
-    times = {blocks: _seconds(layers, dtype, lambda row, layer: row_product(row, *layer, *blocks)) for blocks in choices}  # noqa: B023
-    fastest = min(times, key=lambda blocks: times[blocks])
-    return fastest, times[fastest]
+    fastest, best = choices[0], float("inf")
+    for blocks in choices:
+        seconds = _seconds(layers, dtype, partial(_product, blocks))
+        if seconds < _CLEARLY * best:
+            fastest, best = blocks, seconds
+    return fastest, best
+
+
+def _product(blocks: Blocks, row: torch.Tensor, layer: Layer) -> torch.Tensor:
+    product: torch.Tensor = row_product(row, *layer, *blocks)
+    return product
 
 
 def _seconds(layers: Sequence[Layer], dtype: torch.dtype, product: Callable[[torch.Tensor, Layer], torch.Tensor]) -> float:
@@ -140,14 +153,18 @@ def _seconds(layers: Sequence[Layer], dtype: torch.dtype, product: Callable[[tor
         product(row, some[0])  # compiles it
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
             for layer in some:
                 product(row, layer)
         graph.replay()
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
-        for _ in range(_REPLAYS):
-            graph.replay()
-        ended.record()
-        ended.synchronize()
-    return float(begun.elapsed_time(ended)) / 1e3 / (_REPLAYS * len(some))
+        times = [_replayed(graph) for _ in range(_REPLAYS)]
+    return min(times) / len(some)
+
+
+def _replayed(graph: torch.cuda.CUDAGraph) -> float:
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun.record()
+    graph.replay()
+    ended.record()
+    ended.synchronize()
+    return float(begun.elapsed_time(ended)) / 1e3

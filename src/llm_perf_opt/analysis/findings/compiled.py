@@ -64,9 +64,10 @@ def slow_products(evidence: Evidence) -> Finding | None:
     decode = compiled_decode(evidence)
     reach = reach_of(decode) if decode else None
     if decode is None or reach is None or decode.formats.quantized or not reach.products:
-        return None  # generated products of quantized weights have no names that tell them from other reductions
+        return None  # those of quantized weights are our own, or have no names that tell them from other reductions
     stage, parts = decode.stage, reach.products
-    own = decode.work.batch_size == 1 and not evidence.facts.setting("runtime.row_kernel")
+    one = decode.work.batch_size == 1
+    own = one and not evidence.facts.setting("runtime.row_kernel") and not launches_one_by_one(stage)
     above = [max(part.spent_ns - reach.possible_ns(part), 0.0) for part in parts]
     most = sum(max(part.spent_ns - reach.least_ns(part), 0.0) for part in parts)
     bounds = (0.0, (1.0 if own else SEARCHED) * sum(above), most)
@@ -82,7 +83,7 @@ def slow_products(evidence: Evidence) -> Finding | None:
     )
     because = _WHY_OWN if own else _WHY_SEARCHED
     rows = (*(reach.row(part, stage) for part in parts), reach.source)
-    to_try = _OWN if own else _search_kernels(evidence)
+    to_try = _OWN if own else _search_kernels(evidence, searched=one)
     return _device_finding(decode, "slow_products", claim, (rows, because), bounds, to_try)
 
 
@@ -102,17 +103,11 @@ _WHY_SEARCHED = (
 )
 
 
-def _generates_products(evidence: Evidence) -> bool:
-    """Return whether the compiler already generates the products of one row; max-autotune includes that."""
-    setting = evidence.facts.setting
-    return bool(setting("runtime.coordinate_descent_tuning")) or setting("runtime.compile") == "max-autotune"
-
-
-def _search_kernels(evidence: Evidence) -> ToTry:
-    """Return what to try for products that have a kernel of their own, or several rows."""
-    title, setting = "Search for faster product kernels", evidence.facts.setting
-    if setting("runtime.compile") == "max-autotune" or setting("runtime.row_kernel"):
-        return ToTry(change="The fastest kernel was already chosen. Quantize the weights, or serve larger batches.", title=title)
+def _search_kernels(evidence: Evidence, *, searched: bool) -> ToTry:
+    """Return what to try for products that our own kernel does not improve. `searched`: it was chosen by measurements."""
+    title = "Search for faster product kernels"
+    if evidence.facts.setting("runtime.compile") == "max-autotune" or (searched and evidence.facts.setting("runtime.row_kernel")):
+        return ToTry(change="Use an engine with its own kernels, or serve larger batches.", title=title)
     return ToTry(
         ("runtime.compile=max-autotune",),
         'Compile with torch.compile(mode="max-autotune"), which times several kernels.',
@@ -200,11 +195,8 @@ def _other_attention(evidence: Evidence, backend: str, *, copies: bool) -> ToTry
     """Return the attention to try: another backend of SDPA. For copies of grouped heads, no setting is known to be faster."""
     words = "Use an attention that splits the keys over blocks and reads grouped key and value heads without copying them."
     title = "Try another attention implementation"
-    if evidence.facts.attention not in ("", "auto", "sdpa"):
-        return ToTry(change=words, title=title)
-    if evidence.facts.setting("runtime.attention_backend") not in (None, "auto"):
-        return ToTry(("runtime.attention_backend=auto",), words, title, ATTENTION)
-    if copies:
+    chosen = evidence.facts.setting("runtime.attention_backend") not in (None, "auto")
+    if copies or chosen or evidence.facts.attention not in ("", "auto", "sdpa"):
         return ToTry(change=words, title=title)
     other = "efficient" if backend == "cudnn" else "cudnn"
     return ToTry((f"runtime.attention_backend={other}",), words, title, ATTENTION)
@@ -233,8 +225,7 @@ def many_small_kernels(evidence: Evidence) -> Finding | None:
     )
     because = f"how many of them can be fused is unknown; the expected saving is {percentage(FUSED)} of their time and gaps"
     change = (
-        "Fuse them with their neighbors: let the compiler generate the products and the attention, or run the model in an engine "
-        "with fused kernels for norms, positions and cache writes."
+        "Fuse them with their neighbors, or run the model in an engine with fused kernels for norms, positions and cache writes."
     )
     bounds = (0.0, FUSED * (spent + gaps), spent + gaps)
     to_try = ToTry(change=change, title="Fuse the small kernels of decode")
@@ -265,7 +256,7 @@ _INT4_SCALES = 0.25
 """Bits per weight for scale and offset: 2 × 16 per group of 128. One scale per output channel hardly counts."""
 _INT4_EXPECTED = 0.5
 """Share of the saved bytes' time that is expected. On an H200, torch's int4 kernels read the weights of qwen2_5_1_5b at 29 % of
-the bandwidth, the kernels for 8 bits at 48 to 51 %."""
+the bandwidth, the kernels for 8 bits at 47 and 50 %."""
 
 
 def _narrow_weights(

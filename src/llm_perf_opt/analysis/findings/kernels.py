@@ -165,7 +165,8 @@ def math_attention(evidence: Evidence) -> Finding | None:
     found = []
     for stage in evidence.stages:
         softmax = [row for row in stage.kernels if _SOFTMAX.search(row.name) and row.kind is not KernelClass.ATTENTION]
-        softmax = [row for row in softmax if not row.name.startswith("triton_")]  # generated, fused with its neighbors
+        if stage.name == DECODE:  # of one row, a compiler fuses it with its neighbors
+            softmax = [row for row in softmax if not row.name.startswith("triton_")]
         fused = any(row.kind is KernelClass.ATTENTION for row in stage.kernels)
         calls = sum(row.calls for row in softmax)
         if fused or calls < 2 * stage.units or stage.unit == DECODE:  # one softmax per step may be that of sampling

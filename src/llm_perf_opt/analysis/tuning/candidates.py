@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
@@ -177,18 +179,17 @@ def prediction(
     row = rows.get(finding.id)
     bounds = row.bounds(saving) if row is not None else None
     low_saving, high_saving = sorted(bounds) if bounds else (low, high)
-    per = _per_goal(finding, goal, timings, level_ns / before)
+    every = unit_times(msgspec.structs.replace(finding, counted=0), timings)
+    scale = 1.0 if isinstance(every, Missing) else percentile(every, 0.5) / before  # the covered steps, the first, may be slower
+    per = scale * _per_goal(finding, goal, timings)
     after = [max(round(level_ns - value * per), 1) for value in (saving, high_saving, low_saving)]
     return Prediction(after[0], min(after), max(after), row.n if row is not None and bounds else 0)
 
 
-def _per_goal(finding: Finding, goal: Goal, timings: CleanTimings, scale: float) -> float:
-    """Return by how much the goal's time falls per nanosecond that a unit of the finding saves.
-
-    `scale`: the goal's time over that of the units, which are the first steps of a stage: others may take longer or shorter.
-    """
+def _per_goal(finding: Finding, goal: Goal, timings: CleanTimings) -> float:
+    """Return by how much the goal's time falls per nanosecond that a unit of the finding saves."""
     if goal.name in _STAGES:
-        return scale
+        return 1.0
     work = timings.workload
     return finding.units / (work.batch_size * work.new_tokens) if goal.name == "throughput" else float(finding.units)
 
