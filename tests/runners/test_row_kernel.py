@@ -75,7 +75,7 @@ for kind in ("none", "int8", "fp8"):
             plain = model.get_submodule(name)
             model.set_submodule(name, quantized_layers.quantized_layer(kind, plain.weight, plain.bias, compiled=True))
         fused_projections.share_fused(model)
-        quantized_layers.use_row_kernel([model.q_proj.whole, model.o_proj], torch.float32)
+        quantized_layers.choose_row_blocks([model.q_proj.whole, model.o_proj], torch.float32)
         note = model.q_proj.whole.kernel
     operators.clear()
     with torch.inference_mode():

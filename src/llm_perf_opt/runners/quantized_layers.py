@@ -186,7 +186,7 @@ def quantized_layer(
     return made
 
 
-def use_row_kernel(layers: Sequence[QuantizedLinear], dtype: torch.dtype) -> None:
+def choose_row_blocks(layers: Sequence[QuantizedLinear], dtype: torch.dtype) -> None:
     """Let layers with a byte per weight on a GPU multiply one row with `row_kernel`, divided as is fastest for their shape."""
     from llm_perf_opt.runners.row_kernel import Layer, fastest_blocks
 

@@ -11,7 +11,7 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.weight_records import QuantizedWeights
 from llm_perf_opt.runners.measure.components import OTHER, part_of
 from llm_perf_opt.runners.quantization import ALL_ROWS, DYNAMIC, Int8Linear, use_fastest
-from llm_perf_opt.runners.quantized_layers import GROUP, QuantizedLinear, check_product, fits, quantized_layer, use_row_kernel
+from llm_perf_opt.runners.quantized_layers import GROUP, QuantizedLinear, check_product, choose_row_blocks, fits, quantized_layer
 
 
 def quantize_linear_layers(
@@ -52,7 +52,7 @@ def quantize_linear_layers(
     if on_cpu:
         use_fastest(on_cpu, rows, compiled)
     elif graphs and rows == 1 and format != "int4":
-        use_row_kernel(counted.layers, dtype)
+        choose_row_blocks(counted.layers, dtype)
     return counted.record(format)
 
 

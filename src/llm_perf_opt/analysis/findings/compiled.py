@@ -83,7 +83,7 @@ def slow_products(evidence: Evidence) -> Finding | None:
     )
     because = _WHY_OWN if own else _WHY_SEARCHED
     rows = (*(reach.row(part, stage) for part in parts), reach.source)
-    to_try = _OWN if own else _search_kernels(evidence, searched=one)
+    to_try = _OWN if own else _search_kernels(evidence, one=one)
     return _device_finding(decode, "slow_products", claim, (rows, because), bounds, to_try)
 
 
@@ -103,10 +103,10 @@ _WHY_SEARCHED = (
 )
 
 
-def _search_kernels(evidence: Evidence, *, searched: bool) -> ToTry:
-    """Return what to try for products that our own kernel does not improve. `searched`: it was chosen by measurements."""
+def _search_kernels(evidence: Evidence, *, one: bool) -> ToTry:
+    """Return what to try for products that `row_kernel` cannot improve. `one`: they are products of one row."""
     title = "Search for faster product kernels"
-    if evidence.facts.setting("runtime.compile") == "max-autotune" or (searched and evidence.facts.setting("runtime.row_kernel")):
+    if evidence.facts.setting("runtime.compile") == "max-autotune" or (one and evidence.facts.setting("runtime.row_kernel")):
         return ToTry(change="Use an engine with its own kernels, or serve larger batches.", title=title)
     return ToTry(
         ("runtime.compile=max-autotune",),
@@ -282,7 +282,8 @@ def _narrow_weights(
         "Quantized weights change the output (lossy).",
     )
     because = (
-        f"the saving is {'that' if share_expected == 1 else percentage(share_expected)} of the bytes at the device's bandwidth; "
+        f"the saving is {'' if share_expected == 1 else f'{percentage(share_expected)} of '}that of the bytes at the device's "
+        "bandwidth; "
         "conversions take time, and other kernels run, which may be slower or faster"
     )
     to_try = ToTry(
