@@ -49,7 +49,11 @@ def kernel_file(path: Path) -> None:
     path.symlink_to("/proc/self/status")
 
 
-SPECIAL: list[Callable[[Path], None]] = [pipe, device, kernel_file]
+def device_attribute(path: Path) -> None:
+    path.symlink_to("/sys/devices/system/cpu/online")
+
+
+SPECIAL: list[Callable[[Path], None]] = [pipe, device, kernel_file, device_attribute]
 
 
 def refused(*words: str | Path) -> LlmPerfError:
@@ -193,6 +197,14 @@ def test_in_place_of_any_file_of_a_run(tmp_path: Path, which: int) -> None:
     refused("advise", run.path)
     refused("compare", run.path, other.path)
     refused("compare", other.path, run.path)
+
+
+@pytest.mark.parametrize("make", SPECIAL)
+def test_in_place_of_the_configuration_of_a_run(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    run = a_run(tmp_path / "run")
+    swapped(run.config_file, make)
+    refused("report", run.path)
+    refused("advise", run.path)
 
 
 @pytest.mark.parametrize("make", SPECIAL)

@@ -11,6 +11,7 @@ from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.passes import TICK, PassPlan, closed, left_something, run_pass
 from llm_perf_opt.profiling.vendor import launch
+from llm_perf_opt.profiling.vendor.child import TICK_S
 
 
 def test_no_pass_of_an_ended_run_is_waiting_or_under_way() -> None:
@@ -46,6 +47,7 @@ class Heard:
 
 
 def test_whoever_shows_a_pass_is_told_that_time_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TICK_S <= 1, "a display that stands still for longer looks frozen"
     monkeypatch.setattr(launch, "TICK_S", 0.05)
     folder = RunFolder.create(tmp_path / "run")
     folder.write_manifest(manifest())

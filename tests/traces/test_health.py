@@ -5,8 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llm_perf_opt.traces.events import RangeKind, Trace, TraceProblem
-from llm_perf_opt.traces.health import Expected, examined, trace_problems
+from llm_perf_opt.traces.events import LATEST_NS, MOST_NS, Columns, RangeKind, Trace, TraceProblem
+from llm_perf_opt.traces.health import (
+    MOST_CHARACTERS,
+    MOST_DEVICES,
+    MOST_NAMES,
+    MOST_PROCESSES,
+    MOST_THREADS,
+    Expected,
+    examined,
+    trace_problems,
+)
 from llm_perf_opt.traces.nsys_rows import message_problems
 from trace_builders import Builder
 
@@ -234,3 +243,52 @@ def test_a_trace_of_one_rank_of_several_says_so() -> None:
     assert "rank 1 of 4" in text
     assert found(distributed_world_size="1", distributed_rank="0") == []
     assert found(distributed_world_size="many") == found() == []
+
+
+# --- more than any program has --------------------------------------------------------------------------------------------
+
+
+def with_rows(trace: Trace, table: str, rows: int, **columns: object) -> Trace:
+    """The trace with one table of many equal rows, except for these columns."""
+    found: Columns = getattr(trace, table)
+    return replace(trace, **{table: replace(found.rows(np.zeros(rows, np.int64)), **columns)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "most"),
+    [
+        ("work", "device", MOST_DEVICES),
+        ("work", "process", MOST_PROCESSES),
+        ("calls", "process", MOST_PROCESSES),
+        ("ranges", "process", MOST_PROCESSES),
+        ("calls", "thread", MOST_THREADS),
+        ("ranges", "thread", MOST_THREADS),
+    ],
+)
+def test_more_devices_processes_or_threads_than_any_machine_has(table: str, column: str, most: int) -> None:
+    for count in (most, most + 1):
+        trace = healthy().trace()
+        kind = getattr(getattr(trace, table), column).dtype
+        many = with_rows(trace, table, count, **{column: np.arange(count).astype(kind)})
+        assert ("beyond_reason" in ids(many)) == (count > most)
+    assert ids(many) == {"beyond_reason": True}, "nothing else is looked for in it"
+
+
+def test_more_kernel_names_than_any_program_has() -> None:
+    for names in (tuple(map(str, range(MOST_NAMES))), ("x" * MOST_CHARACTERS,)):
+        for more in (False, True):
+            used = (*names, "y") if more else names
+            trace = healthy().trace()
+            others = len(trace.names)
+            trace = replace(trace, names=(*trace.names, *used))
+            many = with_rows(trace, "work", len(used), name=np.arange(others, others + len(used), dtype=np.int32))
+            assert ids(many).get("beyond_reason") == (True if more else None)
+
+
+@pytest.mark.parametrize("table", ["work", "calls", "ranges"])
+def test_times_whose_sum_no_column_can_hold(table: str) -> None:
+    """Each time is possible; some thousand years in total are not, and their sum would overflow."""
+    for rows in (MOST_NS // LATEST_NS - 1, MOST_NS // LATEST_NS + 6):
+        long = np.full(rows, LATEST_NS, np.int64)
+        found = ids(with_rows(healthy().trace(), table, rows, start_ns=long - LATEST_NS, end_ns=long))
+        assert found.get("beyond_reason") == (True if rows > 2 else None)

@@ -1,14 +1,18 @@
 """The first bytes of a file select its reader."""
 
 import gzip
+import itertools
 import os
 import shutil
 import sqlite3
+import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.traces import events
 from llm_perf_opt.traces.open_trace import FORMATS, format_of, read_trace
 
 REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
@@ -50,3 +54,28 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ParseError, match="not a regular file"):
         read_trace(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("name", ["torch_trace.json.gz", "nsys_decode.sqlite.gz"])
+def test_names_that_take_too_much_memory_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever reader; each distinct name counts once."""
+    needed = sum(sys.getsizeof(text) + events._NAME_ENTRY_BYTES for text in read_trace(REAL.with_name(name)).names)
+    monkeypatch.setattr(events, "MOST_NAME_BYTES", needed)
+    assert len(read_trace(REAL.with_name(name)).work)
+    monkeypatch.setattr(events, "MOST_NAME_BYTES", needed - 1)
+    with pytest.raises(ParseError, match="names of the trace take more than"):
+        read_trace(REAL.with_name(name))
+
+
+def test_names_take_the_memory_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST_NAME_BYTES", 10_000_000)
+    names = events.NameCodes()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ParseError):
+            sum(names[f"{number:x}"] for number in itertools.count())
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 5_000_000 < held < 13_000_000
+    assert most < 20_000_000, "while the table grows"

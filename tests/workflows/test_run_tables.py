@@ -11,10 +11,11 @@ import duckdb
 import pytest
 
 from command import llm_perf
+from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
-from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.warnings import WarningId
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from llm_perf_opt.workflows import analyze_run as analyze_module
@@ -25,6 +26,7 @@ from llm_perf_opt.workflows.run_reader import RunReader
 from nsys_databases import altered
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
+MS = 1_000_000
 
 
 @pytest.fixture
@@ -105,6 +107,12 @@ def test_advise_as_a_user_types_it(run: RunFolder) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "1. Run decode in CUDA graphs [launch_bound_decode]" in shown.stdout
     assert json.loads(advise("--json").stdout)["findings"][0]["try"] == "runtime.cache=static runtime.compile=reduce-overhead"
+    trial = Trial("launch_bound_decode", ("runtime.compile=x",), "token", "trial", "", MS, MS, MS, 9 * MS, 2 * MS, 1000)
+    write_record(run.verify_file, Verification("run", "", (trial,)))
+    row = next(line for line in advise().stdout.splitlines() if line.startswith("launch_bound_decode"))
+    assert row.split()[1:9] == ["9.000", "ms", "8.000", "ms", "2.000", "ms", "7.000", "ms"]
+    (tried,) = json.loads(advise("--json").stdout)["verification"]["trials"]
+    assert (tried["id"], tried["saving_ns"]) == ("launch_bound_decode", 7 * MS)
     assert advise("--remeasure").returncode == 2
     unrepeatable = advise("--verify", "--quiet")
     assert unrepeatable.returncode == 5

@@ -4,6 +4,7 @@ A torch trace and an nsys export both become a `Trace`, so all code after the pa
 columns because a trace has millions of them. Times are on the clock of the trace; only differences are meaningful.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
@@ -11,6 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from llm_perf_opt.core.errors import ParseError
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -24,6 +27,30 @@ EARLIEST_NS, LATEST_NS = -(2**60), 2**61
 fits in 64 bits. An event outside is reported as damaged."""
 MOST_NS = 2**62
 """The most that the durations of a table may add up to, so that no partial sum exceeds 64 bits."""
+MOST_NAME_BYTES = 400_000_000
+"""The most memory that the distinct names of a trace may take."""
+_NAME_ENTRY_BYTES = 120
+"""What a name takes in addition to its text: its number, and its entries in the table and the list of names."""
+
+
+class NameCodes(dict[str, int]):
+    """Name → its index; a new name gets the next one. Raise a ParseError if they take more than MOST_NAME_BYTES."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._bytes = 0
+
+    def __missing__(self, name: str) -> int:
+        self._bytes += sys.getsizeof(name) + _NAME_ENTRY_BYTES
+        if self._bytes > MOST_NAME_BYTES:
+            raise ParseError(
+                f"The distinct names of the trace take more than {MOST_NAME_BYTES / 1e6:,.0f} MB; no program has that many.",
+                "Give the original trace of the profiler.",
+            )
+        self[name] = code = len(self.names)
+        self.names.append(name)
+        return code
 
 
 class WorkKind(IntEnum):

@@ -17,6 +17,7 @@ from llm_perf_opt.traces.events import (
     HostCalls,
     Int32,
     Int64,
+    NameCodes,
     Operators,
     RangeKind,
     Ranges,
@@ -98,28 +99,15 @@ def _is_export(database: Database) -> bool:
     return any(database.has(table) for table in _KNOWN_TABLES)
 
 
-class _Names:
-    """Distinct names by index."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._index: dict[str, int] = {}
-
-    def add(self, text: str) -> int:
-        if text not in self._index:
-            self._index[text] = len(self.texts)
-            self.texts.append(text)
-        return self._index[text]
-
-
 class _Reader:
     """Reads one database into a Trace."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._names = _Names()
+        self._names = NameCodes()
         self._checks = RowChecks()
-        self._strings: dict[int, str] = {}
+        self._strings: dict[int, int] = {}
+        """String id → the index of its name."""
 
     def trace(self) -> Trace:
         database, checks = self._database, self._checks
@@ -133,12 +121,12 @@ class _Reader:
         renumbering = gpu_numbers(database)
         work = renumbered_devices(self._work(kernels, copies, sets, host), renumbering)
         labels = self._ranges(ranges)
-        samples, unreadable = read_samples(database, work, self._names.add, by_gpu=bool(renumbering))
+        samples, unreadable = read_samples(database, work, self._names.__getitem__, by_gpu=bool(renumbering))
         processes = different(np.concatenate([work.process, host.process, labels.process])).tolist()
         problems = [*checks.problems, *self._tool_problems(), *self._text_problems(), *([unreadable] if unreadable else [])]
         return Trace(
             "nsys",
-            tuple(self._names.texts),
+            tuple(self._names.names),
             work,
             host,
             labels,
@@ -152,8 +140,8 @@ class _Reader:
 
     def _work(self, kernels: "_Columns", copies: "_Columns", sets: "_Columns", calls: HostCalls) -> DeviceWork:
         copy_kinds, which = np.unique(copies["kind"], return_inverse=True)
-        copy_names = np.array([self._names.add(_copy_name(kind)) for kind in copy_kinds.tolist()], np.int32)
-        set_name = self._names.add("[CUDA memset]") if len(sets["start"]) else NO_NAME
+        copy_names = np.array([self._names[_copy_name(kind)] for kind in copy_kinds.tolist()], np.int32)
+        set_name = self._names["[CUDA memset]"] if len(sets["start"]) else NO_NAME
         unknown = np.full(len(kernels["start"]), -1, np.int64)
         parts = [
             _device_work(kernels, WorkKind.KERNEL, self._named(kernels["name"]), unknown, kernels["grid"], kernels["block"]),
@@ -174,7 +162,7 @@ class _Reader:
         joined = {name: np.concatenate([table[name] for table in tables]) for name in _CALL}
         names = self._named(joined["name"])
         failed = (joined["failed"] != 0) & np.isin(
-            names, [index for index, text in enumerate(self._names.texts) if is_kernel_launch(text)]
+            names, [index for index, text in enumerate(self._names.names) if is_kernel_launch(text)]
         )
         if failed.any():
             self._checks.note(
@@ -201,7 +189,7 @@ class _Reader:
 
     def _ranges(self, rows: "_Columns") -> Ranges:
         inline = {
-            row: self._names.add(text)
+            row: self._names[text]
             for row, text in self._database.rows(
                 "NVTX_EVENTS",
                 ("rowid", "text"),
@@ -226,28 +214,27 @@ class _Reader:
         )
         missing = [row[3] for row in created if row[2] is None and isinstance(row[3], int)]
         strings = self._needed_strings([np.array(missing, np.int64)])
-        names: dict[tuple[int, int], str] = {}
+        names: dict[tuple[int, int], int] = {}
         for thread, number, text, string in created:
             if isinstance(thread, int) and isinstance(number, int):
-                named = text if isinstance(text, str) else strings.get(string)
-                if named:
+                named = self._names[text] if isinstance(text, str) else strings.get(string)
+                if named is not None and self._names.names[named]:
                     names[(thread & ~_THREAD_BITS, number)] = named
         if not len(domain):
             return np.empty(0, np.int32)
         pairs, which = np.unique(np.stack([process, domain]), axis=1, return_inverse=True)
-        texts = [names.get((owner, number)) for owner, number in zip(*pairs.tolist(), strict=True)]
-        codes = [NO_NAME if text is None else self._names.add(text) for text in texts]
+        codes = [names.get((owner, number), NO_NAME) for owner, number in zip(*pairs.tolist(), strict=True)]
         return np.array(codes, np.int32)[which.reshape(-1)]
 
     # --- names --------------------------------------------------------------------------------------------------------
 
-    def _needed_strings(self, columns: Sequence[Int64]) -> dict[int, str]:
-        """Return the strings with these ids. Only these are kept: a report may contain whole source files."""
+    def _needed_strings(self, columns: Sequence[Int64]) -> dict[int, int]:
+        """Return the names of the strings with these ids. Only these are kept: a report may contain whole source files."""
         wanted = set(different(np.concatenate(columns)).tolist()) - {NO_NAME} if columns else set()
         if not wanted:
             return {}
         rows = self._database.rows("StringIds", ("id", "value"), longest=_LONGEST_NAME)
-        return {number: text for number, text in rows if number in wanted and isinstance(text, str)}
+        return {number: self._names[text] for number, text in rows if number in wanted and isinstance(text, str)}
 
     def _named(self, ids: Int64, already_named: Bool | None = None) -> Int32:
         """Return the index of the name of each string id. Report ids without a string, except those that are `already_named`."""
@@ -259,10 +246,7 @@ class _Reader:
             what = f"the names of {np.count_nonzero(unnamed):,} events are not in the report"
             self._checks.note("unnamed", what, fatal=False)
         indices = [
-            self._names.add(
-                self._strings.get(number, "[no name]" if number == NO_NAME else f"[name {number} is not in the report]")
-            )
-            for number in distinct.tolist()
+            self._strings[number] if number in self._strings else self._names[_substitute(number)] for number in distinct.tolist()
         ]
         return np.array(indices, np.int32)[which.reshape(-1)] if len(ids) else np.empty(0, np.int32)
 
@@ -313,6 +297,11 @@ def _device_work(
         grid=none if grid is None else grid,
         block=none if block is None else block,
     )
+
+
+def _substitute(string: int) -> str:
+    """Return what stands for a name that is not there."""
+    return "[no name]" if string == NO_NAME else f"[name {string} is not in the report]"
 
 
 def _copy_name(kind: int) -> str:

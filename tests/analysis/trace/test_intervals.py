@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.trace.intervals import covered_before, union_blocks, union_ns
+from llm_perf_opt.analysis.trace.intervals import covered_before, exact_sum, union_blocks, union_ns
+from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import Int64
 
 STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12), st.integers(0, 2)), max_size=25)
@@ -83,3 +85,16 @@ def test_empty_intervals_separate_the_time_and_cover_nothing() -> None:
 def test_of_stretches_that_start_together_the_tie_break_names_the_opener() -> None:
     start, end = np.array([4, 4, 4], np.int64), np.array([5, 9, 6], np.int64)
     assert union_blocks(start, end, tie_break=np.array([3, 2, 1], np.int64)).opens.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    "values", [[2**62, 2**62 - 1], [-(2**62), -(2**62)], [2**62, 2**62, -(2**62), 5], [2**32, -1, -(2**33)], []]
+)
+def test_a_sum_is_exact_up_to_64_bits(values: list[int]) -> None:
+    assert exact_sum(np.array(values, np.int64)) == sum(values)
+
+
+@pytest.mark.parametrize("values", [[2**62, 2**62], [-(2**62)] * 3, [2**62] * 4])
+def test_a_sum_beyond_64_bits_is_an_error(values: list[int]) -> None:
+    with pytest.raises(ParseError, match="exceeds 64 bits"):
+        exact_sum(np.array(values, np.int64))

@@ -109,3 +109,12 @@ def test_the_busiest_stream_is_read_and_the_others_work_goes_along() -> None:
     assert found.method == "kernel sequence"
     assert (found.of_work >= 0).all()
     assert len(found.rows_of("decode_step")) == 6
+
+
+def test_kernels_that_end_before_they_start_have_no_steps() -> None:
+    """The time of every stream is negative, and streams of several devices are not numbered without gaps."""
+    built = Builder()
+    built.kernel(100, 90, "a", device=0, stream=5)
+    built.kernel(100, 98, "b", device=1, stream=7)
+    assert find_repetition(built.trace()) is None
+    assert find_stages(built.trace()).names == ()

@@ -112,3 +112,10 @@ def test_many_labels_are_cut_on_pages_and_counted(found: TraceAnalysis) -> None:
         assert "label 100" not in page
         assert "30 more are not shown" in page
     assert "115 more are not shown" in " ".join(trace_text(many).split())
+
+
+def test_labels_without_device_work_are_no_missing_labels() -> None:
+    made = Builder()
+    made.range(0, 100, "mine", domain=None)
+    assert [line.name for line in lines(made)] == ["mine"]
+    assert find_stages(made.trace()).why == "no stage labels and no device work"

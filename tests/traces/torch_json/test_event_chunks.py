@@ -1,8 +1,11 @@
 """Splitting the array of events: all events are read, whatever the layout and the size of the pieces."""
 
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -162,6 +165,42 @@ def test_no_byte_is_decoded_or_repaired_again_and_again(hostile: str) -> None:
     with patch.object(event_chunks, "repaired", repair):
         EventChunks("file", reader(text, 1 << 20), keep).run()
     assert looked_at < 24 * len(text)
+
+
+READ = """
+import resource, sys
+from pathlib import Path
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.traces.open_trace import read_trace
+try:
+    read_trace(Path(sys.argv[1]))
+except ParseError:
+    pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def reading_takes(trace: Path) -> int:
+    """Return the most memory of a process that reads a trace."""
+    done = subprocess.run([sys.executable, "-c", READ, trace], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_reading_stays_below_a_gigabyte(hostile: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_bytes(b'{"traceEvents": [' + HOSTILE[hostile](16_000_000) + b"]}")
+    assert reading_takes(tmp_path / "trace.json") < 1e9
+
+
+@pytest.mark.slow
+def test_reading_millions_of_names_stays_below_a_gigabyte(tmp_path: Path) -> None:
+    event = b'{"ph":"X","cat":"cpu_op","pid":1,"tid":1,"ts":%d,"dur":1,"name":"%07d"},\n'
+    with (tmp_path / "trace.json").open("wb") as file:
+        file.write(b'{"traceEvents": [')
+        file.writelines(event % (place, place) for place in range(6_000_000))
+        file.write(EVENT + b"]}")
+    assert reading_takes(tmp_path / "trace.json") < 1e9
 
 
 def test_a_key_of_inner_objects_is_looked_at_a_few_times() -> None:

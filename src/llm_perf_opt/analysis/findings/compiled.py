@@ -93,10 +93,7 @@ _OWN = ToTry(
     "Use a kernel for products of one row",
     PRODUCTS,
 )
-_WHY_OWN = (
-    "such a product is expected to take the time of a generated kernel plus its bytes at the best rate of this run; none of them "
-    "was measured yet"
-)
+_WHY_OWN = "such a product is expected to take the time of a generated kernel plus its bytes at the best rate of this run"
 _WHY_SEARCHED = (
     f"how fast the other kernels are is unknown; {percentage(SEARCHED)} of the time above what this run shows to be possible is "
     "assumed"

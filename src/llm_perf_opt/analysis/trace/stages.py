@@ -233,7 +233,7 @@ def _windows(trace: Trace, found: Repetition, names: tuple[str, ...]) -> tuple[I
 
 
 def _nothing(trace: Trace) -> TraceStages:
-    why = "no stage labels and no repeating sequence of kernels" if len(trace.work) else "no labels and no device work"
+    why = f"no stage labels and no {'repeating sequence of kernels' if len(trace.work) else 'device work'}"
     return _stages(trace, "none", why, (), Instances.none(), np.full(len(trace.work), NONE, np.int64))
 
 

@@ -1,6 +1,6 @@
 """The categories of torch events, and the numbers of names, shapes, processes and threads."""
 
-from llm_perf_opt.traces.events import NO_NAME, WorkKind
+from llm_perf_opt.traces.events import NO_NAME, NameCodes, WorkKind
 
 # The other spellings are from torch < 1.12 and from profilers of other devices.
 WORK = {
@@ -26,19 +26,6 @@ MODULE_DOMAIN = "nn.Module"
 """The domain of ranges from module frames (with_modules and with_stack)."""
 LARGEST_NS = 2**62
 _OTHERS_KEPT = 1000
-
-
-class NameCodes(dict[str, int]):
-    """Name → its index; a new name gets the next one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __missing__(self, name: str) -> int:
-        self[name] = code = len(self.names)
-        self.names.append(name)
-        return code
 
 
 class ShapeCodes(dict[bytes, int]):
