@@ -150,6 +150,13 @@ def test_what_to_try_for_slow_products(runtime: dict[str, Any], overrides: list[
     assert products.change
 
 
+def test_the_row_kernel_is_not_proposed_for_layers_that_it_leaves_as_they_are() -> None:
+    kernels = [(LIBRARY, 48, 900 * US), (HEAD, 1, 30 * US), (NORM, 24, 48 * US)]
+    parts = (PartTime("decode", "mlp", 24, 900 * US), PartTime("decode", "lm_head", 1, 30 * US))
+    products = found(compiled(timings_of("gpt2", MS), kernels, parts))["slow_products"]
+    assert products.overrides == ["runtime.compile=max-autotune"]
+
+
 def test_products_of_the_same_input_are_expected_to_be_one() -> None:
     """Four products per layer that take 15.6 µs on average, 4.85 µs of which reads their matrices."""
     projections = found(by_hand())["separate_projections"]

@@ -182,7 +182,7 @@ def test_a_wrong_request_is_refused_before_anything_is_made(tmp_path: Path, word
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    done = llm_perf("run", "hardware=single_gpu", "hardware.device_index=15", cwd=tmp_path)
+    done = llm_perf("run", "hardware=single_gpu", "hardware.device_index=1023", cwd=tmp_path)
     assert done.returncode == 3
     assert done.stderr.count("error: ") == 1
     assert list(tmp_path.iterdir()) == []

@@ -50,7 +50,10 @@ def kernel_file(path: Path) -> None:
 
 
 def device_attribute(path: Path) -> None:
-    path.symlink_to("/sys/devices/system/cpu/online")
+    target = Path("/sys/devices/system/cpu/online")
+    if not target.exists():
+        pytest.skip("there is no /sys")
+    path.symlink_to(target)
 
 
 SPECIAL: list[Callable[[Path], None]] = [pipe, device, kernel_file, device_attribute]

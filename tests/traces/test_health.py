@@ -285,10 +285,12 @@ def test_more_kernel_names_than_any_program_has() -> None:
             assert ids(many).get("beyond_reason") == (True if more else None)
 
 
-@pytest.mark.parametrize("table", ["work", "calls", "ranges"])
+@pytest.mark.parametrize("table", ["work", "calls", "ranges", "operators"])
 def test_times_whose_sum_no_column_can_hold(table: str) -> None:
-    """Each time is possible; some thousand years in total are not, and their sum would overflow."""
-    for rows in (MOST_NS // LATEST_NS - 1, MOST_NS // LATEST_NS + 6):
+    """Each time is possible; their sum is more than a table may have, and would overflow."""
+    built = healthy()
+    built.operator(0, 10, "aten::mm")
+    for rows, refused in ((1, False), (MOST_NS // LATEST_NS, True), (8, True)):
         long = np.full(rows, LATEST_NS, np.int64)
-        found = ids(with_rows(healthy().trace(), table, rows, start_ns=long - LATEST_NS, end_ns=long))
-        assert found.get("beyond_reason") == (True if rows > 2 else None)
+        found = ids(with_rows(built.trace(), table, rows, start_ns=long - LATEST_NS, end_ns=long))
+        assert found.get("beyond_reason") == (True if refused else None)

@@ -1,5 +1,6 @@
 """The first bytes of a file select its reader."""
 
+import gc
 import gzip
 import itertools
 import os
@@ -7,6 +8,7 @@ import shutil
 import sqlite3
 import sys
 import tracemalloc
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces import events
 from llm_perf_opt.traces.open_trace import FORMATS, format_of, read_trace
+from llm_perf_opt.traces.torch_json import codes
 
 REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
 
@@ -58,18 +61,24 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["torch_trace.json.gz", "nsys_decode.sqlite.gz"])
 def test_names_that_take_too_much_memory_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever reader; each distinct name counts once."""
-    needed = sum(sys.getsizeof(text) + events._NAME_ENTRY_BYTES for text in read_trace(REAL.with_name(name)).names)
+    """Whichever reader, wherever it stops; each distinct name counts once."""
+    path, unheard = REAL.with_name(name), list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", unheard.append)
+    needed = sum(sys.getsizeof(text) + events._NAME_ENTRY_BYTES for text in read_trace(path).names)
     monkeypatch.setattr(events, "MOST_NAME_BYTES", needed)
-    assert len(read_trace(REAL.with_name(name)).work)
-    monkeypatch.setattr(events, "MOST_NAME_BYTES", needed - 1)
-    with pytest.raises(ParseError, match="names of the trace take more than"):
-        read_trace(REAL.with_name(name))
+    assert len(read_trace(path).work)
+    for limit in (needed - 1, *range(100, needed, max(needed // 9, 1))):
+        monkeypatch.setattr(events, "MOST_NAME_BYTES", limit)
+        with pytest.raises(ParseError, match="its distinct names and shapes take more than") as caught:
+            read_trace(path)
+        assert caught.value.fact.startswith(f"{path}: ")
+    gc.collect()
+    assert unheard == []
 
 
 def test_names_take_the_memory_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MOST_NAME_BYTES", 10_000_000)
-    names = events.NameCodes()
+    names = events.NameCodes("trace.json")
     tracemalloc.start()
     try:
         with pytest.raises(ParseError):
@@ -79,3 +88,13 @@ def test_names_take_the_memory_that_is_counted(monkeypatch: pytest.MonkeyPatch) 
         tracemalloc.stop()
     assert 5_000_000 < held < 13_000_000
     assert most < 20_000_000, "while the table grows"
+
+
+@pytest.mark.parametrize("thread", ["%d", '"thread %d"'])
+def test_more_threads_than_a_reader_can_number(thread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codes, "MOST_IDENTITIES", 50)
+    event = '{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": THREAD, "ts": 1, "dur": 1}'.replace("THREAD", thread)
+    for count, refused in ((49, False), (51, True)):
+        (tmp_path / "x.json").write_text('{"traceEvents": [' + ", ".join(event % number for number in range(count)) + "]}")
+        with pytest.raises(ParseError, match="50 processes and threads") if refused else nullcontext():
+            assert len(read_trace(tmp_path / "x.json").operators) == count

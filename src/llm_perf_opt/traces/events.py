@@ -28,16 +28,20 @@ fits in 64 bits. An event outside is reported as damaged."""
 MOST_NS = 2**62
 """The most that the durations of a table may add up to, so that no partial sum exceeds 64 bits."""
 MOST_NAME_BYTES = 400_000_000
-"""The most memory that the distinct names of a trace may take."""
+"""The most memory that the distinct names and shapes of a trace may take."""
 _NAME_ENTRY_BYTES = 120
 """What a name takes in addition to its text: its number, and its entries in the table and the list of names."""
 
 
 class NameCodes(dict[str, int]):
-    """Name → its index; a new name gets the next one. Raise a ParseError if they take more than MOST_NAME_BYTES."""
+    """Name → its index; a new name gets the next one. Raise a ParseError if they take more than MOST_NAME_BYTES.
 
-    def __init__(self) -> None:
+    `source`: the path of the trace, for the error.
+    """
+
+    def __init__(self, source: str) -> None:
         super().__init__()
+        self._source = source
         self.names: list[str] = []
         self._bytes = 0
 
@@ -45,7 +49,8 @@ class NameCodes(dict[str, int]):
         self._bytes += sys.getsizeof(name) + _NAME_ENTRY_BYTES
         if self._bytes > MOST_NAME_BYTES:
             raise ParseError(
-                f"The distinct names of the trace take more than {MOST_NAME_BYTES / 1e6:,.0f} MB; no program has that many.",
+                f"{self._source}: its distinct names and shapes take more than {MOST_NAME_BYTES / 1e6:,.0f} MB; no program has "
+                "that many.",
                 "Give the original trace of the profiler.",
             )
         self[name] = code = len(self.names)

@@ -5,6 +5,7 @@ reported as a problem; a damaged file raises a ParseError.
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,7 @@ def read_nsys(path: Path) -> Trace:
                 f"{path} is a database, but not an export of Nsight Systems. Its tables: {found}.",
                 "Export the report: nsys export --type sqlite -o FILE REPORT.nsys-rep",
             )
-        return _Reader(database).trace()
+        return _Reader(database, path).trace()
 
 
 def is_nsys_export(path: Path) -> bool:
@@ -102,9 +103,9 @@ def _is_export(database: Database) -> bool:
 class _Reader:
     """Reads one database into a Trace."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, path: Path) -> None:
         self._database = database
-        self._names = NameCodes()
+        self._names = NameCodes(str(path))
         self._checks = RowChecks()
         self._strings: dict[int, int] = {}
         """String id → the index of its name."""
@@ -188,15 +189,9 @@ class _Reader:
         return self._checks.valid_rows("NVTX_EVENTS", self._database.integers("NVTX_EVENTS", _RANGE, wanted))
 
     def _ranges(self, rows: "_Columns") -> Ranges:
-        inline = {
-            row: self._names[text]
-            for row, text in self._database.rows(
-                "NVTX_EVENTS",
-                ("rowid", "text"),
-                f"typeof(text) = 'text' AND eventType IN ({_PUSH_POP}, {_START_END})",
-                _LONGEST_NAME,
-            )
-        }
+        labeled = f"typeof(text) = 'text' AND eventType IN ({_PUSH_POP}, {_START_END})"
+        with closing(self._database.rows("NVTX_EVENTS", ("rowid", "text"), labeled, _LONGEST_NAME)) as texts:
+            inline = {row: self._names[text] for row, text in texts}
         own = np.array([inline.get(row, NO_NAME) for row in rows["row"].tolist()], np.int32)
         names = np.where(own != NO_NAME, own, self._named(rows["text_id"], already_named=own != NO_NAME)).astype(np.int32)
         process = rows["thread"] & ~np.int64(_THREAD_BITS)
@@ -207,17 +202,15 @@ class _Reader:
     def _domains(self, process: Int64, domain: Int64) -> Int32:
         """Return the names of the domains of the ranges. Domains are numbered per process; 0 has no name."""
         text_id = "textId" if self._database.has("NVTX_EVENTS", "textId") else "domainId"
-        created = (
-            list(self._database.rows("NVTX_EVENTS", ("globalTid", "domainId", "text", text_id), f"eventType = {_DOMAIN_CREATE}"))
-            if self._database.has("NVTX_EVENTS", "domainId", "text", "globalTid")
-            else []
-        )
+        columns = ("globalTid", "domainId", "text", text_id)
+        with closing(self._database.rows("NVTX_EVENTS", columns, f"eventType = {_DOMAIN_CREATE}")) as rows:
+            created = [(*row[:2], self._names[row[2]] if isinstance(row[2], str) else None, row[3]) for row in rows]
         missing = [row[3] for row in created if row[2] is None and isinstance(row[3], int)]
         strings = self._needed_strings([np.array(missing, np.int64)])
         names: dict[tuple[int, int], int] = {}
         for thread, number, text, string in created:
             if isinstance(thread, int) and isinstance(number, int):
-                named = self._names[text] if isinstance(text, str) else strings.get(string)
+                named = strings.get(string) if text is None else text
                 if named is not None and self._names.names[named]:
                     names[(thread & ~_THREAD_BITS, number)] = named
         if not len(domain):
@@ -233,8 +226,8 @@ class _Reader:
         wanted = set(different(np.concatenate(columns)).tolist()) - {NO_NAME} if columns else set()
         if not wanted:
             return {}
-        rows = self._database.rows("StringIds", ("id", "value"), longest=_LONGEST_NAME)
-        return {number: self._names[text] for number, text in rows if number in wanted and isinstance(text, str)}
+        with closing(self._database.rows("StringIds", ("id", "value"), longest=_LONGEST_NAME)) as rows:
+            return {number: self._names[text] for number, text in rows if number in wanted and isinstance(text, str)}
 
     def _named(self, ids: Int64, already_named: Bool | None = None) -> Int32:
         """Return the index of the name of each string id. Report ids without a string, except those that are `already_named`."""

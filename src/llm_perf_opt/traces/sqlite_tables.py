@@ -7,7 +7,7 @@ the source of this program, none from the file.
 
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -98,14 +98,19 @@ class Database:
             raise ParseError(f"{self._path}: {table} has more rows than the size of the file allows.", _DAMAGED)
         return IntegerTable({name: np.ascontiguousarray(cells[:, place]) for place, name in enumerate(wanted)}, dropped)
 
-    def rows(self, table: str, columns: Sequence[str], where: str = "", longest: int = 4096) -> Iterator[tuple[Any, ...]]:
-        """Yield rows as Python values, with texts truncated to `longest` characters; none if the table or a column is missing."""
+    def rows(
+        self, table: str, columns: Sequence[str], where: str = "", longest: int = 4096
+    ) -> Generator[tuple[Any, ...], None, None]:
+        """Yield rows as Python values, with texts truncated to `longest` characters; none if the table or a column is missing.
+
+        Close it if it may not be read to its end: it cannot be closed after the database.
+        """
         if not self.has(table, *columns):
-            return iter(())
+            return
         cells = [f'CASE typeof("{name}") WHEN \'text\' THEN substr("{name}", 1, {longest}) ELSE "{name}" END' for name in columns]
         blobless = " AND ".join(f"typeof(\"{name}\") <> 'blob'" for name in columns)
         query = f'SELECT {", ".join(cells)} FROM "{table}" WHERE {blobless}'  # noqa: S608
-        return self._rows(query + (f" AND ({where})" if where else ""))
+        yield from self._rows(query + (f" AND ({where})" if where else ""))
 
     def _expression(self, table: str, column: Integer | Product) -> str:
         if isinstance(column, Product):

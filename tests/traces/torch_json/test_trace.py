@@ -220,7 +220,7 @@ def nanoseconds(tmp_path: Path, *texts: str) -> list[int]:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, int(EXACT_BELOW_US) * 1000 - 1), min_size=1, max_size=20))
 def test_every_ns_below_101_days_survives_the_way_through_a_float(times: list[int]) -> None:
-    columns = TorchColumns()
+    columns = TorchColumns("trace.json")
     texts = [f'{{"ph":"X","cat":"cpu_op","name":"a","ts":{ns // 1000}.{ns % 1000:03d},"dur":0}}' for ns in times]
     EventDecoder(columns.take)(f"[{','.join(texts)}]".encode())
     from llm_perf_opt.traces.events import Operators

@@ -357,7 +357,7 @@ def test_kernels_of_more_streams_than_are_remembered(reader: Reader, newer: bool
 
 
 def test_other_json_is_left_to_decoding() -> None:
-    lines = TorchLines(TorchColumns().codes)
+    lines = TorchLines(TorchColumns("trace.json").codes)
     one = json.dumps({"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1.5, "dur": 1.5})
     for text in ("[]", "[ ]", "[5]", f"[{one}]", f"[{one},{one}]", "[\n  {\n  },\n  {\n  }\n]", "[\n  {\n" * 20 + "]"):
         assert lines.read(text.encode()) is None

@@ -67,7 +67,8 @@ def slow_products(evidence: Evidence) -> Finding | None:
         return None  # those of quantized weights are our own, or have no names that tell them from other reductions
     stage, parts = decode.stage, reach.products
     one = decode.work.batch_size == 1
-    own = one and not evidence.facts.setting("runtime.row_kernel") and not launches_one_by_one(stage)
+    linear = decode.architecture.model_type not in _CONV1D
+    own = one and linear and not evidence.facts.setting("runtime.row_kernel") and not launches_one_by_one(stage)
     above = [max(part.spent_ns - reach.possible_ns(part), 0.0) for part in parts]
     most = sum(max(part.spent_ns - reach.least_ns(part), 0.0) for part in parts)
     bounds = (0.0, (1.0 if own else SEARCHED) * sum(above), most)
@@ -93,6 +94,8 @@ _OWN = ToTry(
     "Use a kernel for products of one row",
     PRODUCTS,
 )
+_CONV1D = ("gpt2",)
+"""Models whose layers are Conv1D instead of Linear: `row_kernel` leaves them as they are."""
 _WHY_OWN = "such a product is expected to take the time of a generated kernel plus its bytes at the best rate of this run"
 _WHY_SEARCHED = (
     f"how fast the other kernels are is unknown; {percentage(SEARCHED)} of the time above what this run shows to be possible is "

@@ -1,5 +1,6 @@
 """The categories of torch events, and the numbers of names, shapes, processes and threads."""
 
+from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import NO_NAME, NameCodes, WorkKind
 
 # The other spellings are from torch < 1.12 and from profilers of other devices.
@@ -25,6 +26,8 @@ MODULE = "nn.Module: "
 MODULE_DOMAIN = "nn.Module"
 """The domain of ranges from module frames (with_modules and with_stack)."""
 LARGEST_NS = 2**62
+MOST_IDENTITIES = 100_000
+"""Distinct processes and threads. Far fewer make a trace unusable; this keeps reading it within bounds."""
 _OTHERS_KEPT = 1000
 
 
@@ -41,13 +44,17 @@ class ShapeCodes(dict[bytes, int]):
 
 
 class Identities(dict[int | str, int]):
-    """Processes and threads → their number; names get negative numbers."""
+    """Processes and threads → their number; names get negative numbers. Raise a ParseError beyond MOST_IDENTITIES."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
         super().__init__()
+        self._source = source
         self._words = 0
 
     def __missing__(self, identity: int | str) -> int:
+        if len(self) >= MOST_IDENTITIES:
+            fact = f"{self._source}: it has more than {MOST_IDENTITIES:,} processes and threads; no program has that many."
+            raise ParseError(fact, "Give the original trace of the profiler.")
         if isinstance(identity, str):
             identity_number = int(identity) if identity.isdecimal() and len(identity) < 19 else None
         else:
@@ -60,12 +67,12 @@ class Identities(dict[int | str, int]):
 
 
 class Codes:
-    """The numbers of the texts of one file."""
+    """The numbers of the texts of one file; `source` is its path, for errors."""
 
-    def __init__(self) -> None:
-        self.name = NameCodes()
+    def __init__(self, source: str) -> None:
+        self.name = NameCodes(source)
         self.shapes = ShapeCodes(self.name)
-        self.identity = Identities()
+        self.identity = Identities(source)
         self.others: set[str] = set()
         """The first thousand skipped categories, to report what a foreign trace contains."""
 

@@ -68,8 +68,8 @@ class _Buckets(dict[str, Callable[[AnyEvent], None]]):
 class TorchColumns:
     """Collects chunks of events and returns them as columns."""
 
-    def __init__(self) -> None:
-        self.codes = Codes()
+    def __init__(self, source: str) -> None:
+        self.codes = Codes(source)
         self._buckets = _Buckets(self.codes)
         for category in (*WORK, *CALLS, *OPERATORS, *RANGES, PYTHON):
             self._buckets.want(category)

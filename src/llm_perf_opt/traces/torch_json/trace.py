@@ -37,7 +37,7 @@ def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
     `checksum` receives the bytes of the file as they are read.
     """
     with without_garbage_collection():
-        columns = TorchColumns()
+        columns = TorchColumns(str(path))
         reader = ArrayReader(columns)
         with PackedFile(path, checksum) as file:
             chunks = EventChunks(str(path), file.read_into, reader)
