@@ -114,7 +114,7 @@ def test_many_labels_are_cut_on_pages_and_counted(found: TraceAnalysis) -> None:
     assert "115 more are not shown" in " ".join(trace_text(many).split())
 
 
-def test_labels_without_device_work_are_no_missing_labels() -> None:
+def test_labels_are_not_called_missing_without_device_work() -> None:
     made = Builder()
     made.range(0, 100, "mine", domain=None)
     assert [line.name for line in lines(made)] == ["mine"]

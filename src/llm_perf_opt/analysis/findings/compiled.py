@@ -282,9 +282,8 @@ def _narrow_weights(
         "Quantized weights change the output (lossy).",
     )
     because = (
-        f"the saving is {'' if share_expected == 1 else f'{percentage(share_expected)} of '}that of the bytes at the device's "
-        "bandwidth; "
-        "conversions take time, and other kernels run, which may be slower or faster"
+        f"the saving is {'' if share_expected == 1 else f'{percentage(share_expected)} of '}the time that the saved bytes take "
+        "at the device's bandwidth; conversions take time, and other kernels run, which may be slower or faster"
     )
     to_try = ToTry(
         overrides,

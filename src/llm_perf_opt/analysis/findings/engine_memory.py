@@ -234,8 +234,8 @@ def _format_finding(
         on_wall.claim,
     )
     because = (
-        "the saving is that of the bytes at the device's bandwidth; conversions take time, and other kernels run, which may be "
-        "no faster"
+        "the saving is the time that the saved bytes take at the device's bandwidth; conversions take time, and other kernels "
+        "run, which may be no faster"
     )
     rows = (remedy.now, rooflines(stage, now, then, f"{remedy.before:.0f} and {remedy.after:.0f} bits"))
     grounds = Grounds(rows, "medium", f"{because}; {on_wall.because}" if on_wall.because else because)
