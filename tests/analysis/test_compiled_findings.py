@@ -150,10 +150,11 @@ def test_what_to_try_for_slow_products(runtime: dict[str, Any], overrides: list[
     assert products.change
 
 
-def test_the_row_kernel_is_not_proposed_for_layers_that_it_leaves_as_they_are() -> None:
+@pytest.mark.parametrize("row_kernel", [False, True])
+def test_the_row_kernel_is_not_proposed_for_layers_that_it_leaves_as_they_are(row_kernel: bool) -> None:
     kernels = [(LIBRARY, 48, 900 * US), (HEAD, 1, 30 * US), (NORM, 24, 48 * US)]
     parts = (PartTime("decode", "mlp", 24, 900 * US), PartTime("decode", "lm_head", 1, 30 * US))
-    products = found(compiled(timings_of("gpt2", MS), kernels, parts))["slow_products"]
+    products = found(compiled(timings_of("gpt2", MS), kernels, parts, row_kernel=row_kernel))["slow_products"]
     assert products.overrides == ["runtime.compile=max-autotune"]
 
 

@@ -287,7 +287,7 @@ def test_more_kernel_names_than_any_program_has() -> None:
 
 @pytest.mark.parametrize("table", ["work", "calls", "ranges", "operators"])
 def test_times_whose_sum_no_column_can_hold(table: str) -> None:
-    """Each time is possible; their sum is more than a table may have, and would overflow."""
+    """Each time is possible; their sum is more than a table may have."""
     built = healthy()
     built.operator(0, 10, "aten::mm")
     for rows, refused in ((1, False), (MOST_NS // LATEST_NS, True), (8, True)):

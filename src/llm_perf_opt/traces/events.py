@@ -26,15 +26,15 @@ EARLIEST_NS, LATEST_NS = -(2**60), 2**61
 """The first and last time that every reader accepts: 1933 and 2043, counted from 1970. Twice the difference of two such times
 fits in 64 bits. An event outside is reported as damaged."""
 MOST_NS = 2**62
-"""The most that the durations of a table may add up to, so that no partial sum exceeds 64 bits."""
+"""The durations of a table add up to less than this, so that no partial sum exceeds 64 bits."""
 MOST_NAME_BYTES = 400_000_000
-"""The most memory that the distinct names and shapes of a trace may take."""
+"""The most memory that the distinct texts of a trace may take: names, shapes, and processes and threads that are texts."""
 _NAME_ENTRY_BYTES = 120
-"""What a name takes in addition to its text: its number, and its entries in the table and the list of names."""
+"""What a text takes besides its own bytes: its number, and its entries in the table and the list of names."""
 
 
 class NameCodes(dict[str, int]):
-    """Name → its index; a new name gets the next one. Raise a ParseError if they take more than MOST_NAME_BYTES.
+    """Name → its index; a new name gets the next one. Raise a ParseError if the texts take more than MOST_NAME_BYTES.
 
     `source`: the path of the trace, for the error.
     """
@@ -46,16 +46,20 @@ class NameCodes(dict[str, int]):
         self._bytes = 0
 
     def __missing__(self, name: str) -> int:
-        self._bytes += sys.getsizeof(name) + _NAME_ENTRY_BYTES
-        if self._bytes > MOST_NAME_BYTES:
-            raise ParseError(
-                f"{self._source}: its distinct names and shapes take more than {MOST_NAME_BYTES / 1e6:,.0f} MB; no program has "
-                "that many.",
-                "Give the original trace of the profiler.",
-            )
+        self.count(name)
         self[name] = code = len(self.names)
         self.names.append(name)
         return code
+
+    def count(self, text: str | bytes) -> None:
+        """Count the memory of a text that is kept. Raise a ParseError beyond MOST_NAME_BYTES."""
+        self._bytes += sys.getsizeof(text) + _NAME_ENTRY_BYTES
+        if self._bytes > MOST_NAME_BYTES:
+            raise ParseError(
+                f"{self._source}: its distinct names, shapes and threads take more than {MOST_NAME_BYTES / 1e6:,.0f} MB; no "
+                "program has that many.",
+                "Give the original trace of the profiler.",
+            )
 
 
 class WorkKind(IntEnum):

@@ -101,7 +101,7 @@ def _beyond_reason(trace: Trace) -> Iterator[TraceProblem]:
     )
     for what, table in (("device work", work), ("calls", trace.calls), ("ranges", trace.ranges), ("operators", trace.operators)):
         if abs(float((table.end_ns - table.start_ns).sum(dtype=np.float64))) >= MOST_NS:
-            fact = f"the {what} of the trace last more than {MOST_NS / 3.15576e16:,.0f} years in total"
+            fact = f"the {what} of the trace last {MOST_NS / 3.15576e16:,.0f} years or more in total"
             yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
     for what, most, count in counts:
         if count > most:

@@ -66,9 +66,9 @@ def slow_products(evidence: Evidence) -> Finding | None:
     if decode is None or reach is None or decode.formats.quantized or not reach.products:
         return None  # those of quantized weights are our own, or have no names that tell them from other reductions
     stage, parts = decode.stage, reach.products
-    one = decode.work.batch_size == 1
-    linear = decode.architecture.model_type not in _CONV1D
-    own = one and linear and not evidence.facts.setting("runtime.row_kernel") and not launches_one_by_one(stage)
+    possible = decode.work.batch_size == 1 and decode.architecture.model_type not in _CONV1D
+    tried = possible and bool(evidence.facts.setting("runtime.row_kernel"))
+    own = possible and not tried and not launches_one_by_one(stage)
     above = [max(part.spent_ns - reach.possible_ns(part), 0.0) for part in parts]
     most = sum(max(part.spent_ns - reach.least_ns(part), 0.0) for part in parts)
     bounds = (0.0, (1.0 if own else SEARCHED) * sum(above), most)
@@ -84,7 +84,7 @@ def slow_products(evidence: Evidence) -> Finding | None:
     )
     because = _WHY_OWN if own else _WHY_SEARCHED
     rows = (*(reach.row(part, stage) for part in parts), reach.source)
-    to_try = _OWN if own else _search_kernels(evidence, one=one)
+    to_try = _OWN if own else _search_kernels(evidence, tried=tried)
     return _device_finding(decode, "slow_products", claim, (rows, because), bounds, to_try)
 
 
@@ -95,7 +95,7 @@ _OWN = ToTry(
     PRODUCTS,
 )
 _CONV1D = ("gpt2",)
-"""Models whose layers are Conv1D instead of Linear: `row_kernel` leaves them as they are."""
+"""Models whose layers are Conv1D instead of Linear, except the LM head: `row_kernel` leaves them as they are."""
 _WHY_OWN = "such a product is expected to take the time of a generated kernel plus its bytes at the best rate of this run"
 _WHY_SEARCHED = (
     f"how fast the other kernels are is unknown; {percentage(SEARCHED)} of the time above what this run shows to be possible is "
@@ -103,10 +103,10 @@ _WHY_SEARCHED = (
 )
 
 
-def _search_kernels(evidence: Evidence, *, one: bool) -> ToTry:
-    """Return what to try for products that `row_kernel` cannot improve. `one`: they are products of one row."""
+def _search_kernels(evidence: Evidence, *, tried: bool) -> ToTry:
+    """Return what to try for products that `row_kernel` cannot improve. `tried`: it is used for them already."""
     title = "Search for faster product kernels"
-    if evidence.facts.setting("runtime.compile") == "max-autotune" or (one and evidence.facts.setting("runtime.row_kernel")):
+    if tried or evidence.facts.setting("runtime.compile") == "max-autotune":
         return ToTry(change="Use an engine with its own kernels, or serve larger batches.", title=title)
     return ToTry(
         ("runtime.compile=max-autotune",),

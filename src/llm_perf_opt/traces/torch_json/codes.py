@@ -28,7 +28,7 @@ MODULE_DOMAIN = "nn.Module"
 LARGEST_NS = 2**62
 MOST_IDENTITIES = 100_000
 """Distinct processes and threads. Far fewer make a trace unusable; this keeps reading it within bounds."""
-_OTHERS_KEPT = 1000
+_OTHERS_KEPT, _OTHER_LENGTH = 1000, 200
 
 
 class ShapeCodes(dict[bytes, int]):
@@ -39,16 +39,20 @@ class ShapeCodes(dict[bytes, int]):
         self._names = names
 
     def __missing__(self, spelled: bytes) -> int:
+        self._names.count(spelled)
         self[spelled] = code = self._names[spelled.decode("utf-8", "replace")]
         return code
 
 
 class Identities(dict[int | str, int]):
-    """Processes and threads → their number; names get negative numbers. Raise a ParseError beyond MOST_IDENTITIES."""
+    """Processes and threads → their number; names get negative numbers. Raise a ParseError beyond MOST_IDENTITIES.
 
-    def __init__(self, source: str) -> None:
+    `names`: counts the memory of those that are texts.
+    """
+
+    def __init__(self, source: str, names: NameCodes) -> None:
         super().__init__()
-        self._source = source
+        self._source, self._names = source, names
         self._words = 0
 
     def __missing__(self, identity: int | str) -> int:
@@ -56,6 +60,7 @@ class Identities(dict[int | str, int]):
             fact = f"{self._source}: it has more than {MOST_IDENTITIES:,} processes and threads; no program has that many."
             raise ParseError(fact, "Give the original trace of the profiler.")
         if isinstance(identity, str):
+            self._names.count(identity)
             identity_number = int(identity) if identity.isdecimal() and len(identity) < 19 else None
         else:
             identity_number = identity if abs(identity) < LARGEST_NS else None
@@ -72,12 +77,12 @@ class Codes:
     def __init__(self, source: str) -> None:
         self.name = NameCodes(source)
         self.shapes = ShapeCodes(self.name)
-        self.identity = Identities(source)
+        self.identity = Identities(source, self.name)
         self.others: set[str] = set()
-        """The first thousand skipped categories, to report what a foreign trace contains."""
+        """The beginnings of the first thousand skipped categories, to report what a foreign trace contains."""
 
     def pass_over(self, category: str) -> bool:
-        """Remember a skipped category. Return whether it is among the first thousand."""
+        """Remember a skipped category. Return whether it is remembered whole."""
         if len(self.others) < _OTHERS_KEPT:
-            self.others.add(category)
+            self.others.add(category[:_OTHER_LENGTH])
         return category in self.others
