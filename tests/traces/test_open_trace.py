@@ -134,6 +134,15 @@ def test_every_text_that_is_kept_is_counted(field: bytes, tmp_path: Path, monkey
             assert len(read_trace(tmp_path / "x.json").operators) == count
 
 
+def test_long_numbers_of_threads_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST_NAME_BYTES", 100_000)
+    event = '{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1%04000d, "ts": 1, "dur": 1}'
+    for count, refused in ((30, False), (90, True)):
+        (tmp_path / "x.json").write_text('{"traceEvents": [' + ", ".join(event % number for number in range(count)) + "]}")
+        with pytest.raises(ParseError, match="its distinct names, shapes and threads") if refused else nullcontext():
+            assert len(read_trace(tmp_path / "x.json").operators) == count
+
+
 def test_long_categories_are_not_kept_whole() -> None:
     numbers = codes.Codes("trace.json")
     lists = columns._Buckets(numbers)

@@ -51,8 +51,8 @@ class NameCodes(dict[str, int]):
         self.names.append(name)
         return code
 
-    def count(self, text: str | bytes) -> None:
-        """Count the memory of a text that is kept. Raise a ParseError beyond MOST_NAME_BYTES."""
+    def count(self, text: str | bytes | int) -> None:
+        """Count the memory of a text, or of a long number, that is kept. Raise a ParseError beyond MOST_NAME_BYTES."""
         self._bytes += sys.getsizeof(text) + _NAME_ENTRY_BYTES
         if self._bytes > MOST_NAME_BYTES:
             raise ParseError(

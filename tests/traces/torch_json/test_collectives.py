@@ -1,6 +1,8 @@
 """What torch traces state about collectives."""
 
+import gc
 import json
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -69,6 +71,51 @@ def test_values_of_another_type_are_unknown(tmp_path: Path, arguments: dict[str,
     assert rows(trace, 0) == {("", "", "", -1): 1}
     assert trace.collectives.group_size.tolist() == [0]
     assert trace.collectives.sequence.tolist() == [-1]
+
+
+LARGE = 2**61
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size"),
+    [
+        ([[2, 3], []], 28),
+        ([[LARGE, LARGE, 0]], 0),
+        ([[2**40, 2**40]], -1),
+        ([[1, -1]], -1),
+        ([[LARGE] * 400_000], -1),
+        ([[LARGE] * 399_999 + [0]], 0),
+    ],
+)
+def test_the_size_of_inputs_by_their_shapes(tmp_path: Path, shapes: list[list[int]], size: int) -> None:
+    """Of 400,000 sizes, the product would have 24 million bits and take hours."""
+    arguments = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
+    event = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "record_param_comms",
+        "pid": 1,
+        "tid": 1,
+        "ts": 1.0,
+        "dur": 2.0,
+        "args": arguments,
+    }
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event]}))
+    assert read_torch_trace(tmp_path / "trace.json").collectives.in_bytes.tolist() == [size]
+
+
+def test_long_types_are_not_kept(tmp_path: Path) -> None:
+    common = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    events = [{**common, "args": {"Input Dims": [[1]], "Input type": [f"{number}{'x' * 100_000}"]}} for number in range(100)]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    tracemalloc.start()
+    try:
+        assert read_torch_trace(tmp_path / "trace.json").collectives.in_bytes.tolist() == [-1] * 100
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2_000_000
 
 
 def test_types_and_names() -> None:

@@ -255,7 +255,21 @@ def test_times_as_text_and_in_other_spellings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["ts", "dur", "pid"])
 @pytest.mark.parametrize(
-    "text", ["1e9994242", "-1e9994242", "1e-9994242", '"NaN"', '"sNaN"', '"-Infinity"', '"1e9994242"', "1e400"]
+    "text",
+    [
+        "1e9994242",
+        "-1e9994242",
+        "1e-9994242",
+        '"NaN"',
+        '"sNaN"',
+        '"-Infinity"',
+        '"1e9994242"',
+        "1e400",
+        "1e9999999999999999999",
+        "-1e-9999999999999999999",
+        '"1e9999999999999999999"',
+        f"1e{'1' * 6000}",
+    ],
 )
 def test_numbers_beyond_all_bounds_cost_at_most_their_event(tmp_path: Path, field: str, text: str) -> None:
     fields = {"ph": '"X"', "cat": '"cpu_op"', "name": '"odd"', "pid": "1", "tid": "1", "ts": "7.0", "dur": "2.0", field: text}
@@ -268,7 +282,11 @@ def test_numbers_beyond_all_bounds_cost_at_most_their_event(tmp_path: Path, fiel
 
 
 @pytest.mark.parametrize("field", ["ts", "dur"])
-@pytest.mark.parametrize("text", ["4e15", "4.7e18", "-4.7e18", '"1e30"', "1e400", "9" * 400])
+@pytest.mark.parametrize(
+    "text",
+    ["4e15", "4.7e18", "-4.7e18", '"1e30"', "1e400", "9" * 400, "1e9999999999999999999", "1.5E+9999999999999999999",
+     '"1e9999999999999999999"'],
+)  # fmt: skip
 def test_a_time_beyond_all_clocks_costs_its_event_and_is_named(tmp_path: Path, field: str, text: str) -> None:
     """It is not read as zero: a kernel of a million years would have no duration."""
     odd = json.dumps(kernel(**{"ts": 200.0, field: "@"})).replace('"@"', text)

@@ -47,7 +47,7 @@ class ShapeCodes(dict[bytes, int]):
 class Identities(dict[int | str, int]):
     """Processes and threads → their number; names get negative numbers. Raise a ParseError beyond MOST_IDENTITIES.
 
-    `names`: counts the memory of those that are texts.
+    `names`: counts the memory of those that are texts, or numbers beyond 62 bits.
     """
 
     def __init__(self, source: str, names: NameCodes) -> None:
@@ -60,11 +60,11 @@ class Identities(dict[int | str, int]):
             fact = f"{self._source}: it has more than {MOST_IDENTITIES:,} processes and threads; no program has that many."
             raise ParseError(fact, "Give the original trace of the profiler.")
         if isinstance(identity, str):
-            self._names.count(identity)
             identity_number = int(identity) if identity.isdecimal() and len(identity) < 19 else None
         else:
             identity_number = identity if abs(identity) < LARGEST_NS else None
         if identity_number is None:
+            self._names.count(identity)
             self._words += 1
             identity_number = -1 - self._words
         self[identity] = identity_number

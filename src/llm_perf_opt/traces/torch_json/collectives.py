@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
-from math import prod
 from typing import Any
 
 import msgspec
@@ -86,7 +84,6 @@ def _read(codes: Codes, given: Arguments) -> tuple[int, ...]:
     return *codes_of, max(_whole(given.group_size, 0), 0), bytes_in, bytes_out
 
 
-@lru_cache(maxsize=1000)
 def element_size(dtype: str) -> int:
     """Return the bytes of an element of a type as torch names it; 0 if unknown."""
     name = dtype.removeprefix("c10::").lower()
@@ -101,10 +98,25 @@ def _tensor_bytes(given: Arguments) -> int:
     total = 0
     for shape, dtype in zip(shapes, types, strict=True):
         width = element_size(dtype) if isinstance(dtype, str) else 0
-        if not width or not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        elements = _elements(shape)
+        if not width or elements < 0:
             return -1
-        total += prod(shape) * width
+        total += elements * width
     return total if total < LARGEST_NS else -1
+
+
+def _elements(shape: Any) -> int:
+    """Return the elements of a tensor; -1 if its shape is not one, or has too many."""
+    if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        return -1
+    if 0 in shape:
+        return 0
+    elements = 1
+    for size in shape:
+        elements *= size
+        if elements >= LARGEST_NS:  # multiplying on takes time that grows with the square of the length
+            return -1
+    return elements
 
 
 def process_groups(stated: Any) -> str:

@@ -2,6 +2,7 @@
 tolerantly if values have other types.
 """
 
+import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any, ClassVar, Literal
@@ -130,7 +131,7 @@ class EventDecoder:
             msgspec.json.Decoder(list[ExactEvent]),
         )
         self._first = 0
-        self._any = msgspec.json.Decoder(float_hook=Decimal)
+        self._any = msgspec.json.Decoder(float_hook=_parsed)
         self.not_events = 0
         """Array members that are not objects, or have an impossible time."""
 
@@ -211,15 +212,26 @@ def _whole(value: Any, default: int) -> int:
     return int(number)
 
 
+_LONG_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?e(-?)\+?[0-9]{19,}", re.I)
+_BEYOND = Decimal("1e99")
+"""In place of a number whose exponent has too many digits for a Decimal: such a time is impossible, too."""
+
+
+def _parsed(text: str) -> Decimal | None:
+    """Return a number from its text, or None if it is not one."""
+    try:
+        return Decimal(text)
+    except (InvalidOperation, ValueError):
+        found = _LONG_EXPONENT.fullmatch(text)
+        return None if found is None else Decimal(0) if found[1] else _BEYOND
+
+
 def _number(value: Any) -> Decimal | None:
     """Return a finite number of any size, or None. Impossible times are detected later."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         return None
-    try:
-        number = Decimal(value)
-    except (InvalidOperation, ValueError):
-        return None
-    return number if number.is_finite() else None
+    number = _parsed(value) if isinstance(value, str) else Decimal(value)
+    return number if number is not None and number.is_finite() else None
 
 
 def _triple(value: Any) -> tuple[int, int, int]:

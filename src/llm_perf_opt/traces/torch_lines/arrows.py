@@ -12,6 +12,8 @@ from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES
 from llm_perf_opt.traces.torch_lines.text_words import ALL_EQUAL, TextWords, Words, no_digits
 
 _BLOCK = 64
+_LONGEST = 1000
+"""Bytes of an arrow; torch writes fewer than 200. Comparing with a long one would take its length for every event."""
 _MOST_MODELS = 40
 _MOST_REFUSED = 8
 """After this many events that are not arrows of torch, the rest is not tried."""
@@ -78,12 +80,14 @@ def _alike(model: _Model, text: TextWords, start: Int64, end: Int64) -> Int64:
 
 
 def _model_of(event: bytes) -> _Model | None:
+    if not _BLOCK <= len(event) <= _LONGEST:
+        return None
     try:
         arrow = msgspec.json.decode(event)
     except DECODE_FAILURES:
         return None
     is_arrow = isinstance(arrow, dict) and list(arrow) in (_KEYS, [*_KEYS, "bp"]) and arrow["ph"] in ("s", "f")
-    if not is_arrow or len(event) < _BLOCK or b"\\" in event:  # an escape contains digits that must not vary
+    if not is_arrow or b"\\" in event:  # an escape contains digits that must not vary
         return None
     kept = np.full(len(event), 255, np.uint8)
     not_zero = []
@@ -91,8 +95,8 @@ def _model_of(event: bytes) -> _Model | None:
         kept[digits.start() : digits.end()] = 0
         if len(digits[0]) > 1 and event[digits.start() - 1 : digits.start()] != b".":
             not_zero.append(digits.start())
-    blocks = []
+    blocks, masks = [], kept.tobytes()
     for at in (*range(0, len(event) - _BLOCK, _BLOCK), len(event) - _BLOCK):
-        mask = np.frombuffer(kept.tobytes(), "<u8", _BLOCK // 8, at)
+        mask = np.frombuffer(masks, "<u8", _BLOCK // 8, at)
         blocks.append((at, np.frombuffer(event, "<u8", _BLOCK // 8, at) & mask, mask))
     return _Model(len(event), tuple(blocks), tuple(not_zero))
