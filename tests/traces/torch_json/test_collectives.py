@@ -88,7 +88,7 @@ LARGE = 2**61
     ],
 )
 def test_the_size_of_inputs_by_their_shapes(tmp_path: Path, shapes: list[list[int]], size: int) -> None:
-    """Of 400,000 sizes, the product would have 24 million bits and take hours."""
+    """Of 400,000 sizes, the product would have 24 million bits and take many minutes."""
     arguments = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
     event = {
         "ph": "X",

@@ -71,7 +71,7 @@ def test_more_keys_are_no_arrow() -> None:
 
 
 def test_a_long_one_is_left_to_others() -> None:
-    """Its blocks would take many times its length, and be compared with every event."""
+    """Its blocks would take many times its length."""
     arrows = Arrows()
     long = ARROW.replace('"name": "ac2g"', f'"name": "{"a" * 50_000}"')
     assert known(arrows, [long, ARROW]) == [False, True]

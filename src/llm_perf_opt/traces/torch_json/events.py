@@ -212,7 +212,7 @@ def _whole(value: Any, default: int) -> int:
     return int(number)
 
 
-_LONG_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?e(-?)\+?[0-9]{19,}", re.I)
+_LONG_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?e(-?)\+?[0-9]{18,}", re.I)
 _BEYOND = Decimal("1e99")
 """In place of a number whose exponent has too many digits for a Decimal: such a time is impossible, too."""
 
