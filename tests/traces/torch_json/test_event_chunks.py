@@ -203,7 +203,7 @@ def test_reading_millions_of_names_stays_below_a_gigabyte(tmp_path: Path) -> Non
         file.writelines(event % (place, place) for place in range(6_000_000))
         file.write(EVENT + b"]}")
     outcome, most = reading(tmp_path / "trace.json")
-    assert "names and shapes take more than" in outcome
+    assert "names, shapes and threads take more than" in outcome
     assert most < 1e9
 
 
