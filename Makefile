@@ -21,7 +21,8 @@ uninstall = $(if $(UV),$(UV) pip uninstall --quiet --python $(1)/bin/python,$(1)
 
 # The tests start hundreds of processes: without compiled files each would compile the package again. tests/conftest.py orders
 # the files; on its own, xdist would start those with the fewest tests last, however long they take.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
+# One worker more than processors: some tests wait for servers, tools and other processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 
 .PHONY: profile tune test test-all test-long explore check format bench vllm-venv aiperf-venv engine-venvs ray-venv mlflow-venv clean
 
@@ -36,9 +37,8 @@ test: $(INSTALLED)  ## the tests, in minutes
 
 test-all: test test-long  ## and those that take long: NVIDIA's tools, Chromium, vLLM, more than ten thousand damaged files (what is not here is skipped)
 
-# One worker more than processors: many of these tests wait for servers, tools and other processes.
 test-long: $(INSTALLED)
-	LLM_PERF_FUZZ=4000 $(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -m 'slow or fuzz'
+	LLM_PERF_FUZZ=4000 $(PYTEST) -m 'slow or fuzz'
 
 explore: $(INSTALLED)  ## property tests and damaged files with new random choices; prints the seed
 	$(BIN)/python tests/explore.py
