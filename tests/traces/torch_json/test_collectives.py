@@ -22,6 +22,14 @@ def rows(trace: Trace, on_device: int) -> Counter[tuple[str, str, str, int]]:
     return Counter(zip(*names, table.in_bytes.tolist(), strict=True))
 
 
+def stated(folder: Path, *arguments: dict[str, object]) -> Trace:
+    """A trace of collectives with these arguments."""
+    common = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    file = folder / "trace.json"
+    file.write_text(json.dumps({"traceEvents": [{**common, "args": given} for given in arguments]}))
+    return read_torch_trace(file)
+
+
 def test_metadata_of_nccl_is_read() -> None:
     trace = read_torch_trace(RANKS / "nccl_excerpt.json.gz")
     kernels = rows(trace, 1)
@@ -55,19 +63,7 @@ def test_labels_of_gloo_give_the_size_of_their_input() -> None:
     ],
 )
 def test_values_of_another_type_are_unknown(tmp_path: Path, arguments: dict[str, object]) -> None:
-    event = {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": "record_param_comms",
-        "pid": 1,
-        "tid": 1,
-        "ts": 1.0,
-        "dur": 2.0,
-        "args": arguments,
-    }
-    file = tmp_path / "trace.json"
-    file.write_text(json.dumps({"traceEvents": [event]}))
-    trace = read_torch_trace(file)
+    trace = stated(tmp_path, arguments)
     assert rows(trace, 0) == {("", "", "", -1): 1}
     assert trace.collectives.group_size.tolist() == [0]
     assert trace.collectives.sequence.tolist() == [-1]
@@ -89,28 +85,15 @@ LARGE = 2**61
 )
 def test_the_size_of_inputs_by_their_shapes(tmp_path: Path, shapes: list[list[int]], size: int) -> None:
     """Of 400,000 sizes, the product would have 24 million bits and take many minutes."""
-    arguments = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
-    event = {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": "record_param_comms",
-        "pid": 1,
-        "tid": 1,
-        "ts": 1.0,
-        "dur": 2.0,
-        "args": arguments,
-    }
-    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event]}))
-    assert read_torch_trace(tmp_path / "trace.json").collectives.in_bytes.tolist() == [size]
+    arguments: dict[str, object] = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
+    assert stated(tmp_path, arguments).collectives.in_bytes.tolist() == [size]
 
 
 def test_long_types_are_not_kept(tmp_path: Path) -> None:
-    common = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
-    events = [{**common, "args": {"Input Dims": [[1]], "Input type": [f"{number}{'x' * 100_000}"]}} for number in range(100)]
-    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     tracemalloc.start()
     try:
-        assert read_torch_trace(tmp_path / "trace.json").collectives.in_bytes.tolist() == [-1] * 100
+        trace = stated(tmp_path, *({"Input Dims": [[1]], "Input type": [f"{number}{'x' * 100_000}"]} for number in range(100)))
+        assert trace.collectives.in_bytes.tolist() == [-1] * 100
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()
     finally:

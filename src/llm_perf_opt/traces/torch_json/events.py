@@ -214,7 +214,8 @@ def _whole(value: Any, default: int) -> int:
 
 _LONG_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?e(-?)\+?[0-9]{18,}", re.I)
 _BEYOND = Decimal("1e99")
-"""In place of a number whose exponent has too many digits for a Decimal: such a time is impossible, too."""
+"""In place of a number whose exponent is too large for a Decimal: such a time is impossible, too.
+One that is too small becomes 0."""
 
 
 def _parsed(text: str) -> Decimal | None:
