@@ -62,8 +62,8 @@ def steps_of(result: dict[str, Any]) -> list[str]:
     for step in result["steps"]:
         figures = [f"{step[name] / 1e6:.3f}" if step[name] else "n/a" for name in ("before_ns", "predicted_ns", "measured_ns")]
         lines.append(f"{'kept' if step['kept'] else 'undone':<7}{' → '.join(figures):<27}{step['change']}: {step['why']}")
-    confirmed = {True: "confirmed by fresh runs", False: "not confirmed by fresh runs", None: "not checked by fresh runs"}
-    return [*lines, f"{confirmed[result['confirmed']]}; {result['ending']}; {result['spent_s']:.0f} s"]
+    confirmed = {True: "confirmed", False: "not confirmed", None: "not checked by fresh runs"}
+    return [*lines, f"{confirmed[result['confirmed']]}: {result['confirmed_why']}; {result['ending']}; {result['spent_s']:.0f} s"]
 
 
 def main() -> None:
