@@ -18,7 +18,8 @@ def test_a_character_is_a_token(tmp_path: Path) -> None:
     assert len(ids) == len(TEXT)
     assert tokenizer.decode(ids) == TEXT
     assert tokenizer.get_vocab_size() == 8192
-    assert all(tokenizer.decode([number]) for number in range(8192))
+    texts = [tokenizer.decode([number]) for number in range(8192)]
+    assert all(text and "\ufffd" not in text for text in texts)  # a server streams a token whose text is complete at once
     ids = [8191, 5, 8191, *range(0, 8192, 7)]
     assert tokenizer.encode(tokenizer.decode(ids)).ids == ids
     assert len(tokenizer.encode("é<99999>").ids) == 2  # unknown, but each a token

