@@ -125,6 +125,23 @@ def test_missing_collectives_are_named_and_the_others_exact(tmp_path: Path, host
     assert sum(len(line.missing) for line in found.collectives) == 5
 
 
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(ranks=4, collectives=11, seed=0, group=2, drop={0: [9], 1: [10]}),
+        Job(ranks=2, collectives=24, seed=417_322, drop={0: [8], 1: [9]}),
+        Job(ranks=2, collectives=12, seed=639_061, on_device=False, drop={0: [6], 1: [7]}),
+    ],
+)
+def test_ranks_that_each_lack_another_collective_of_the_same_kind(tmp_path: Path, job: Job) -> None:
+    """Their sequences are equal. The times show that the k-th collectives do not all belong together."""
+    truth = write_job(tmp_path, job)
+    assert [row["missing"] for row in truth.collectives if row["missing"]] == [[0], [1]]
+    found = analyzed(truth.files)
+    assert_true(found, truth)
+    assert [problem.id for problem in found.problems] == ["missing_collectives"]
+
+
 def test_windows_of_hosts_that_begin_apart_are_aligned(tmp_path: Path) -> None:
     """Same kind and size throughout is impossible to align by names; the ends tell."""
     truth = write_job(tmp_path, Job(ranks=4, hosts=2, drop={2: [0, 1, 2], 3: [0, 1, 2]}, collectives=60, seed=5))

@@ -1,8 +1,9 @@
 """Match the collectives of several ranks: by group, kind, size and order.
 
-Counts and names are compared first. If every rank of a group has the same sequence, the k-th collectives belong together. If the
-library numbered them, the numbers decide. Otherwise collectives are matched by time on one clock: those that were open when the
-first of them ended. What a rank does not have is missing there; what differs in kind or size is a mismatch. Each is reported.
+Counts and names are compared first. If every rank of a group has the same sequence, and no rank ends a collective before another
+begins it, the k-th collectives belong together. If the library numbered them, the numbers decide. Otherwise collectives are
+matched by time on one clock: those that were open when the first of them ended. What a rank does not have is missing there; what
+differs in kind or size is a mismatch. Each is reported.
 """
 
 from collections.abc import Sequence
@@ -115,18 +116,24 @@ def _matched(
     synchronizing = np.array([name in SYNCHRONIZING for name in names], np.bool_)
     if any((member.size < 0).any() for member in members):
         members = [_without_size(member, members) for member in members]
-    method, places = "order", _by_order(members)
-    possible = None if places is None or tolerance_ns is None else _possible(members, places, synchronizing, tolerance_ns)
+    in_order = _by_order(members)
+    possible = None if in_order is None or tolerance_ns is None else _possible(members, in_order, synchronizing, tolerance_ns)
     contradicted = possible is not None and bool(possible.mean() < ENOUGH)
-    if places is None or contradicted:
-        method, places = "number", _by_number(members)
-        if places is None and tolerance_ns is not None:
-            method, places = "time", _by_time(members, tolerance_ns)
-        if places is None:
-            method, places = "order", _to_the_shortest(members)
-        possible = None if tolerance_ns is None else _possible(members, places, synchronizing, tolerance_ns)
-    found = _group_match(group, members, absent, names, places, method)
-    return replace(found, impossible=found.impossible if possible is None else ~possible, contradicted=contradicted)
+    if in_order is not None:
+        found = _group_match(group, members, absent, names, in_order, "order", possible)
+        if possible is None or possible.all():
+            return found
+    method, places = "number", _by_number(members)
+    if places is None and tolerance_ns is not None:
+        method, places = "time", _by_time(members, tolerance_ns)
+    if places is None:
+        method, places = "order", _to_the_shortest(members)
+    possible = None if tolerance_ns is None else _possible(members, places, synchronizing, tolerance_ns)
+    other = _group_match(group, members, absent, names, places, method, possible)
+    if in_order is None or contradicted or not (other.impossible | other.mismatched).any():
+        # without contradiction, each rank lacks another collective: all have the same number, of the same kinds and sizes
+        return replace(other, contradicted=contradicted)
+    return found
 
 
 def _without_size(member: _Sequence, members: Sequence[_Sequence]) -> _Sequence:
@@ -228,6 +235,7 @@ def _group_match(
     names: Sequence[str],
     places: Int64,
     method: str,
+    possible: Bool | None,
 ) -> GroupMatch:
     kind = gathered([member.kind for member in members], places, NONE)
     size = gathered([member.size for member in members], places, NONE)
@@ -244,7 +252,7 @@ def _group_match(
         size_bytes=gathered([member.bytes for member in members], places, -1).max(axis=1, initial=-1),
         mismatched=_differ(kind, known) | _differ(size, known),
         method=method,
-        impossible=np.zeros(len(rows), np.bool_),
+        impossible=np.zeros(len(rows), np.bool_) if possible is None else ~possible,
     )
 
 
