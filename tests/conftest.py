@@ -24,6 +24,8 @@ settings.load_profile("explore" if os.environ.get("LLM_PERF_EXPLORE") else "fixe
 if TYPE_CHECKING:
     from chromium import Chromium
 
+# Importing and collecting make objects that stay. Looking for garbage among them would take a quarter of the time.
+gc.disable()
 # Each worker gets one thread: two workers with two threads each would fight over two processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No browser is started for the images of every run; the test that draws them says so.
@@ -84,6 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """Leave what imports and collection made out of every later garbage collection."""
     gc.freeze()
+    gc.enable()
 
 
 _LONGEST = (

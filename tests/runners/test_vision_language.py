@@ -133,7 +133,7 @@ def test_a_static_cache_gives_the_same_tokens(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["deepseek_ocr2", "got_ocr2", "internvl"])
 def test_tiles_are_views_of_their_own(family: str) -> None:
-    whole, tiled = opened(family), opened(family, "dataset.image_tiles=2")
+    whole, tiled = usual(family), opened(family, "dataset.image_tiles=2")
     assert whole.workload.vision is not None
     assert tiled.workload.vision is not None
     assert tiled.workload.vision.tiles == (2, 2)
