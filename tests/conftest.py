@@ -83,6 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         random.Random(order).shuffle(items)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that distributes the tests collects none."""
+    if not _WORKER and config.getoption("numprocesses", None):
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Leave what imports and collection made out of every later garbage collection."""
     gc.freeze()

@@ -20,6 +20,9 @@ CLOCKS_AGREE_NS = 5_000
 """Clocks of processes on one host agree within this (measured with torch.profiler)."""
 ENOUGH = 0.9
 """The least share of collectives matched by order that must be possible in time; with less, the windows of the traces differ."""
+_APART = 0.25
+"""The ends of one collective differ by at most this share of the time to the end before or after it."""
+_FAR = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -130,10 +133,21 @@ def _matched(
         method, places = "order", _to_the_shortest(members)
     possible = None if tolerance_ns is None else _possible(members, places, synchronizing, tolerance_ns)
     other = _group_match(group, members, absent, names, places, method, possible)
-    if in_order is None or contradicted or not (other.impossible | other.mismatched).any():
-        # without contradiction, each rank lacks another collective: all have the same number, of the same kinds and sizes
+    if in_order is None or contradicted or _fits_better(found, other, _ends_apart(members, in_order) & found.impossible):
         return replace(other, contradicted=contradicted)
     return found
+
+
+def _fits_better(in_order: GroupMatch, other: GroupMatch, apart: Bool) -> bool:
+    """Return whether another match explains the impossible ones: different collectives are missing on different ranks.
+
+    Matching by time always gives possible matches. It counts only if it adds at most one collective per match that it explains.
+    """
+    if other.mismatched.any():
+        return False
+    if other.method == "number":
+        return bool(other.impossible.sum() < in_order.impossible.sum())
+    return not other.impossible.any() and len(other.rows) - len(in_order.rows) <= int(apart.sum())
 
 
 def _without_size(member: _Sequence, members: Sequence[_Sequence]) -> _Sequence:
@@ -225,6 +239,15 @@ def _possible(members: Sequence[_Sequence], places: Int64, synchronizing: Bool, 
     earliest = gathered([member.end_ns for member in members], places, np.iinfo(np.int64).max).min(axis=1)
     kind = gathered([member.kind for member in members], places, -1).max(axis=1)
     found: Bool = ~synchronizing[kind] | (latest <= earliest + tolerance_ns + CLOCKS_AGREE_NS)
+    return found
+
+
+def _ends_apart(members: Sequence[_Sequence], places: Int64) -> Bool:
+    """Return which matches have ends so far apart that they must be of different collectives."""
+    ends = gathered([member.end_ns for member in members], places, 0)
+    distance = np.abs(np.diff(ends, axis=0)).min(axis=1)
+    nearest = np.minimum(np.append(distance, _FAR), np.append(_FAR, distance))
+    found: Bool = np.ptp(ends, axis=1) > _APART * nearest
     return found
 
 
