@@ -10,6 +10,7 @@ from llm_perf_opt.config.registry import Declared, load
 from llm_perf_opt.config.runtimes import GROUP, Runtime, runtime_named, traits_of
 from llm_perf_opt.config.schema import RunConfig, canonical_dtype
 from llm_perf_opt.core.errors import ConfigError, nearest
+from llm_perf_opt.core.host import without_garbage_collection
 from llm_perf_opt.core.records import Missing, Workload
 from llm_perf_opt.runners.base import EngineRunner, Opener, Runner, RunnerRequest, SteppableRunner
 from llm_perf_opt.runners.child import send
@@ -108,19 +109,20 @@ def open_session(
     hardware = config.hardware
     prepare_threads(hardware.cpus, hardware.threads)
     others = OtherProcesses()
-    opener = _opener(runtime)
-    import transformers
+    with without_garbage_collection():  # an eighth of the time that these imports take
+        opener = _opener(runtime)
+        import transformers
 
-    from llm_perf_opt.runners import models
+        from llm_perf_opt.runners import models
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    set_threads(hardware.cpus, hardware.threads)
-    untouched_until = time.monotonic_ns()
-    device = models.choose_device(hardware)
-    dtype = models.choose_dtype(config.model.dtype, device)
-    architecture = models.load_config(config.model)
-    prompts = _prompts(config, architecture, device, dtype, ranks)
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        set_threads(hardware.cpus, hardware.threads)
+        untouched_until = time.monotonic_ns()
+        device = models.choose_device(hardware)
+        dtype = models.choose_dtype(config.model.dtype, device)
+        architecture = models.load_config(config.model)
+        prompts = _prompts(config, architecture, device, dtype, ranks)
     send("phase", text=f"loading {config.model.name} on {device} in {canonical_dtype(str(dtype))}")
     begun = time.monotonic()
     runner = opener(RunnerRequest(config, architecture, prompts, device, dtype, trace_dir, compare_tokens, profiled, ranks))
