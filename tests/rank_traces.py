@@ -164,6 +164,7 @@ class _Job:
         self.rows.append(
             {
                 "kind": kind,
+                "group": group[0] // len(group),
                 "bytes": data * 2 * (len(group) if kind != "all_reduce" else 1),
                 "ranks": present,
                 "start": {rank: start[rank] for rank in present},
@@ -232,7 +233,7 @@ class _Job:
     # --- truth --------------------------------------------------------------------------------------------------------
 
     def truth(self, files: list[Path]) -> Truth:
-        rows = sorted((row for row in self.rows if row["ranks"]), key=lambda row: max(row["start"].values()))
+        rows = sorted((row for row in self.rows if row["ranks"]), key=lambda row: (max(row["start"].values()), row["group"]))
         busy, idle, exposed = [], [], []
         for rank in range(self.job.ranks):
             work = [(start, end) for start, end, _ in self.work[rank]]

@@ -1,9 +1,10 @@
 """Match the collectives of several ranks: by group, kind, size and order.
 
-Counts and names are compared first. If every rank of a group has the same sequence, and no rank ends a collective before another
-begins it, the k-th collectives belong together. If the library numbered them, the numbers decide. Otherwise collectives are
-matched by time on one clock: those that were open when the first of them ended. What a rank does not have is missing there; what
-differs in kind or size is a mismatch. Each is reported.
+If every rank of a group has the same sequence, and no rank ends a collective before another begins it, the k-th collectives
+belong together. Otherwise the library's numbers decide. If it wrote none, collectives that were open on one clock when the first
+of them ended belong together. If the sequences are equal, numbers and times are used only where they explain why the k-th
+collectives do not fit. A collective that a rank does not have is missing there; one that differs in kind or size is a mismatch.
+Each is reported.
 """
 
 from collections.abc import Sequence
@@ -133,21 +134,35 @@ def _matched(
         method, places = "order", _to_the_shortest(members)
     possible = None if tolerance_ns is None else _possible(members, places, synchronizing, tolerance_ns)
     other = _group_match(group, members, absent, names, places, method, possible)
-    if in_order is None or contradicted or _fits_better(found, other, _ends_apart(members, in_order) & found.impossible):
+    if in_order is None or contradicted:
         return replace(other, contradicted=contradicted)
-    return found
+    if method == "number":
+        return other if not other.mismatched.any() and other.impossible.sum() < found.impossible.sum() else found
+    explained = found.impossible & _ends_apart(members, in_order)
+    places = _by_time_where_explained(in_order, explained, places, other.impossible | other.mismatched)
+    possible = _possible(members, places, synchronizing, tolerance_ns or 0)
+    return _group_match(group, members, absent, names, places, "time", possible) if len(places) > len(in_order) else found
 
 
-def _fits_better(in_order: GroupMatch, other: GroupMatch, apart: Bool) -> bool:
-    """Return whether another match explains the impossible ones: different collectives are missing on different ranks.
+def _by_time_where_explained(in_order: Int64, explained: Bool, by_time: Int64, unfit: Bool) -> Int64:
+    """Return the matches by order, and the matches by time where they explain impossible ones.
 
-    Matching by time always gives possible matches. It counts only if it adds at most one collective per match that it explains.
+    Matches that both ways have in common divide the sequence into stretches. In a stretch, matching by time is used if every
+    match fits and there are few more of them: per explained match, at most one for each other rank. Without that limit, a single
+    odd time would split a match, because matching by time always gives possible matches.
     """
-    if other.mismatched.any():
-        return False
-    if other.method == "number":
-        return bool(other.impossible.sum() < in_order.impossible.sum())
-    return not other.impossible.any() and len(other.rows) - len(in_order.rows) <= int(apart.sum())
+    both = np.flatnonzero((by_time == by_time[:, :1]).all(axis=1))
+    rows = np.concatenate([[-1], both, [len(by_time)]])
+    places = np.concatenate([[-1], by_time[both, 0], [len(in_order)]])
+    parts, done = [], 0
+    for number in np.flatnonzero(np.diff(rows) > 1).tolist():
+        here = slice(int(rows[number]) + 1, int(rows[number + 1]))
+        first, end = int(places[number]) + 1, int(places[number + 1])
+        added, most = here.stop - here.start - (end - first), int(explained[first:end].sum()) * (in_order.shape[1] - 1)
+        if added <= most and not unfit[here].any():
+            parts += [in_order[done:first], by_time[here]]
+            done = end
+    return np.concatenate([*parts, in_order[done:]])
 
 
 def _without_size(member: _Sequence, members: Sequence[_Sequence]) -> _Sequence:
@@ -243,7 +258,7 @@ def _possible(members: Sequence[_Sequence], places: Int64, synchronizing: Bool, 
 
 
 def _ends_apart(members: Sequence[_Sequence], places: Int64) -> Bool:
-    """Return which matches have ends so far apart that they must be of different collectives."""
+    """Return which matches have ends so far apart that they are probably of different collectives."""
     ends = gathered([member.end_ns for member in members], places, 0)
     distance = np.abs(np.diff(ends, axis=0)).min(axis=1)
     nearest = np.minimum(np.append(distance, _FAR), np.append(_FAR, distance))
