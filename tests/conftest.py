@@ -122,7 +122,7 @@ next one starts minutes later and uses it.
 
 
 def pytest_unconfigure() -> None:
-    """Free what was frozen: DuckDB would report it as leaked at exit. Remove the cache folder when all workers have ended."""
+    """Unfreeze what DuckDB would otherwise report as leaked at exit. Remove the cache folder when all workers have ended."""
     gc.unfreeze()
     if not _WORKER:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)

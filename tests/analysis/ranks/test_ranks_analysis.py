@@ -145,19 +145,47 @@ def test_different_collectives_of_one_kind_may_be_missing_on_different_ranks(
     assert [problem.id for problem in found.problems] == ["missing_collectives"]
 
 
+def moved(file: Path, start_ns: int, to_ns: int, length_ns: int | None = None) -> None:
+    """Move the event that begins at a time; a length shortens it."""
+    before, length = f'"ts": {microseconds(start_ns)}, "dur": ', microseconds(length_ns) if length_ns else r"\1"
+    text, count = re.subn(re.escape(before) + r"([\d.]+)", rf'"ts": {microseconds(to_ns)}, "dur": {length}', file.read_text())
+    assert count == 1
+    file.write_text(text)
+
+
+def microseconds(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_one_time_that_does_not_fit_is_told_and_splits_nothing(tmp_path: Path, numbered: bool) -> None:
     """A collective of one rank is displaced by little more than its length, far from those before and after it."""
     truth = write_job(tmp_path, Job(ranks=2, collectives=20, operators=30, numbered=numbered, seed=2))
     row = truth.collectives[9]
-    text = truth.files[1].read_text()
-    start = f"{row['start'][1] // 1000}.{row['start'][1] % 1000:03d}"
-    moved = row["end"] + 8_000
-    assert text.count(f'"ts": {start}, "dur": ') == 1
-    truth.files[1].write_text(text.replace(f'"ts": {start}, ', f'"ts": {moved // 1000}.{moved % 1000:03d}, '))
+    moved(truth.files[1], row["start"][1], row["end"] + 8_000)
     found = analyzed(truth.files)
     assert [problem.id for problem in found.problems] == ["impossible_order"]
     assert [line.missing for line in found.collectives] == [[]] * 20
+
+
+def test_missing_collectives_are_matched_although_one_time_elsewhere_does_not_fit(tmp_path: Path) -> None:
+    truth = write_job(tmp_path, Job(ranks=2, collectives=40, operators=30, seed=1, drop={0: [8], 1: [9]}))
+    assert [row["missing"] for row in truth.collectives if row["missing"]] == [[0], [1]]
+    row = truth.collectives[25]
+    moved(truth.files[1], row["start"][1], row["end"] + 8_000)
+    found = analyzed(truth.files)
+    assert [problem.id for problem in found.problems] == ["missing_collectives", "impossible_order"]
+    assert [line.missing for line in found.collectives] == [row["missing"] for row in truth.collectives]
+
+
+def test_a_start_within_the_error_of_the_clocks_splits_nothing_next_to_missing_collectives(tmp_path: Path) -> None:
+    job = Job(ranks=3, collectives=15, seed=918_079, drop={0: [0, 1], 1: [1, 2], 2: [0, 2]})
+    truth = write_job(tmp_path, job)
+    row = truth.collectives[3]
+    moved(truth.files[1], row["start"][1], row["end"] + 3_000, length_ns=100)
+    found = analyzed(truth.files)
+    assert [problem.id for problem in found.problems] == ["missing_collectives"]
+    assert [line.missing for line in found.collectives] == [row["missing"] for row in truth.collectives]
 
 
 def test_windows_of_hosts_that_begin_apart_are_aligned(tmp_path: Path) -> None:

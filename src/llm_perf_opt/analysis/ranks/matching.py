@@ -2,9 +2,9 @@
 
 If every rank of a group has the same sequence, and no rank ends a collective before another begins it, the k-th collectives
 belong together. Otherwise the library's numbers decide. If it wrote none, collectives that were open on one clock when the first
-of them ended belong together. If the sequences are equal, numbers and times are used only where they explain why the k-th
-collectives do not fit. A collective that a rank does not have is missing there; one that differs in kind or size is a mismatch.
-Each is reported.
+of them ended belong together. If the sequences are equal and few of the k-th collectives are impossible, numbers are used only if
+fewer are impossible with them, and times only around the collectives that they explain. A collective that a rank does not have is
+missing there; one that differs in kind or size is a mismatch. Each is reported.
 """
 
 from collections.abc import Sequence
@@ -147,9 +147,9 @@ def _matched(
 def _by_time_where_explained(in_order: Int64, explained: Bool, by_time: Int64, unfit: Bool) -> Int64:
     """Return the matches by order, and the matches by time where they explain impossible ones.
 
-    Matches that both ways have in common divide the sequence into stretches. In a stretch, matching by time is used if every
-    match fits and there are few more of them: per explained match, at most one for each other rank. Without that limit, a single
-    odd time would split a match, because matching by time always gives possible matches.
+    Matches that both ways have in common divide the sequence into stretches. In a stretch, matching by time is used if no match
+    is unfit, and if it adds at most `ranks - 1` matches for each one that it explains: matching by time is always possible, and
+    without a limit one odd time would split a match.
     """
     both = np.flatnonzero((by_time == by_time[:, :1]).all(axis=1))
     rows = np.concatenate([[-1], both, [len(by_time)]])
@@ -222,7 +222,7 @@ def _by_time(members: Sequence[_Sequence], tolerance_ns: int) -> Int64:
         row = [NONE] * len(members)
         for column in sorted(left):
             place = at[column]
-            if start[column][place] > ended + tolerance_ns:
+            if start[column][place] > ended + tolerance_ns + CLOCKS_AGREE_NS:
                 continue
             if column != first and following is not None and following - end[column][place] < end[column][place] - ended:
                 continue
