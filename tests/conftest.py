@@ -15,10 +15,13 @@ from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
-# Examples are the same on every machine and have no time limit. `make explore` draws new ones and prints its seed.
+# Examples are the same on every machine and have no time limit. `make explore` draws new ones, prints its seed and saves
+# what failed. It states every setting: the others are inherited, and where CI is set, Hypothesis derandomizes by default.
+_SAVED = DirectoryBasedExampleDatabase(".hypothesis/examples")
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=True, max_examples=25)
-settings.register_profile("explore", deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("explore", derandomize=False, database=_SAVED, deadline=None, print_blob=True, max_examples=50)
 settings.load_profile("explore" if os.environ.get("LLM_PERF_EXPLORE") else "fixed")
 
 if TYPE_CHECKING:

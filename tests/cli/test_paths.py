@@ -55,6 +55,7 @@ VERBS = (
     "options --config-dir PATH",
     "cost model=tiny --config-dir PATH",
     "cost --model-config PATH",
+    "cost model=tiny --peaks PATH",
     "externals status --root PATH",
 )
 

@@ -294,6 +294,10 @@ def test_what_was_measured_stands_wherever_the_times_do(tmp_path: Path) -> None:
     found = json.loads(report("--json", str(folder.path)))["inputs"]
     assert [note["kind"] for note in found] == ["prompts", "cut_prompts", "unused_records", "real_weights", "cast_weights"]
     assert "tiny (5 M parameters, bf16, real weights)" in shown, "what ran is named before its times"
+    write_record(folder.clean_file, replace(timings, model=model_facts(weights=WeightFacts("random"))))
+    shown = report(str(folder.path))
+    for text in (shown, *(file.read_text() for file in (folder.report_file, folder.summary_file, folder.page_file))):
+        assert "The weights are random" in text
 
 
 def test_a_run_whose_machine_changed_its_speed_says_so(tmp_path: Path) -> None:

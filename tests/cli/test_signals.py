@@ -215,6 +215,43 @@ def test_resuming_a_sweep_writes_the_report_that_an_interrupt_prevented(tmp_path
     assert (sweep / "000" / "report.html").exists()
 
 
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[2])
+from builders import clean_timings, manifest
+from llm_perf_opt.cli import run as verb
+from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.profiling import capture
+
+def captured(composed, *_):
+    run = RunFolder.create(composed.run_dir)
+    if composed.config.runtime.batch_size == 2:
+        run.write_manifest(manifest(status="partial"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    run.write_manifest(manifest(status="complete"))
+    write_record(run.clean_file, clean_timings())
+    return run, None
+
+capture.capture = captured
+verb.run(["runtime.batch_size=1,2,4", f"hydra.run.dir={sys.argv[1]}"], multirun=True, quiet=True)
+"""
+
+
+@pytest.mark.slow
+def test_after_kill_9_a_sweep_is_resumed_with_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = tmp_path / "sweep"
+    argv = [sys.executable, "-c", KILLED, str(sweep), str(Path(__file__).parents[1])]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [point.status for point in SweepFolder(sweep).points()] == ["complete", "partial", "pending"]
+    first = (sweep / "000" / "run.json").read_bytes()
+    monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
+    monkeypatch.setattr("llm_perf_opt.workflows.sweep.require_same_hardware", lambda *_: None)
+    verb.run(resume=sweep, quiet=True)
+    assert [point.status for point in SweepFolder(sweep).points()] == ["complete"] * 3
+    assert (sweep / "000" / "run.json").read_bytes() == first, "the first was not measured again"
+
+
 def test_an_interrupt_of_the_page_of_a_sweep_names_the_way_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
     monkeypatch.setattr("llm_perf_opt.workflows.sweep.report_sweep", pressed)

@@ -138,6 +138,7 @@ EVENT = b'{"ph": "X", "name": "k"}'
 HOSTILE: dict[str, Callable[[int], bytes]] = {
     "boundaries in one name": lambda size: b'{"ph": "X", "name": "' + b'}, {"a": 1 ' * (size // 11) + b'"}',
     "boundaries in names": lambda size: b", ".join([b'{"ph": "X", "name": "' + b'}, {"a": ' * 9 + b'"}'] * (size // 104)),
+    "bad escapes in one name": lambda size: b'{"ph": "X", "name": "' + rb"\q" * (size // 2) + b'"}',
     "closing braces at the end": lambda size: EVENT + b"}" * size,
     "every second event damaged": lambda size: b", ".join([EVENT, b'{"ph": nul}'] * (size // 39)),
     "nothing but boundaries": lambda size: b'}, {"a": ' * (size // 9),
