@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 # Examples are the same on every machine and have no time limit. `make explore` draws new ones, prints its seed and saves
-# what failed. It states every setting: the others are inherited, and where CI is set, Hypothesis derandomizes by default.
+# what failed. Settings that are not stated are inherited, and where CI is set, Hypothesis derandomizes and saves nothing.
 _SAVED = DirectoryBasedExampleDatabase(".hypothesis/examples")
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=True, max_examples=25)
 settings.register_profile("explore", derandomize=False, database=_SAVED, deadline=None, print_blob=True, max_examples=50)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import explore
+from command import HANG_S
 
 PROPERTY = """
 from hypothesis import given, strategies as st
@@ -28,7 +29,8 @@ def test_the_seed_decides_the_examples(tmp_path: Path) -> None:
     def drawn(seed: int) -> set[str]:
         argv = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", f"--hypothesis-seed={seed}"]
         environment = {**os.environ, "CI": "true", "LLM_PERF_EXPLORE": "1", "PYTEST_XDIST_WORKER": "gw0"}
-        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_S)
+        assert done.returncode == 0, done.stdout + done.stderr
         return set(re.findall(r"drawn (\d+)", done.stdout))
 
     first, again, other = (drawn(seed) for seed in (1, 1, 2))

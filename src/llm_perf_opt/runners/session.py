@@ -109,7 +109,7 @@ def open_session(
     hardware = config.hardware
     prepare_threads(hardware.cpus, hardware.threads)
     others = OtherProcesses()
-    with without_garbage_collection():  # it adds about 8 % of CPU time to the imports
+    with without_garbage_collection():  # collecting garbage would add about 8 % of CPU time to the imports
         opener = _opener(runtime)
         import transformers
 

@@ -146,7 +146,7 @@ def test_different_collectives_of_one_kind_may_be_missing_on_different_ranks(
 
 
 def moved(file: Path, start_ns: int, to_ns: int, length_ns: int | None = None) -> None:
-    """Move the event that begins at a time; a length shortens it."""
+    """Move the event that begins at a time; `length_ns` replaces its length."""
     before, length = f'"ts": {microseconds(start_ns)}, "dur": ', microseconds(length_ns) if length_ns else r"\1"
     text, count = re.subn(re.escape(before) + r"([\d.]+)", rf'"ts": {microseconds(to_ns)}, "dur": {length}', file.read_text())
     assert count == 1
@@ -183,6 +183,18 @@ def test_a_start_within_the_error_of_the_clocks_splits_nothing_next_to_missing_c
     truth = write_job(tmp_path, job)
     row = truth.collectives[3]
     moved(truth.files[1], row["start"][1], row["end"] + 3_000, length_ns=100)
+    found = analyzed(truth.files)
+    assert [problem.id for problem in found.problems] == ["missing_collectives"]
+    assert [line.missing for line in found.collectives] == [row["missing"] for row in truth.collectives]
+
+
+def test_collectives_that_follow_each_other_closely_are_not_matched_if_each_is_missing_on_one_rank(tmp_path: Path) -> None:
+    """They differ in kind or size, and the second begins within the error of the clocks after the first."""
+    job = Job(ranks=2, collectives=20, operators=30, seed=417_322, on_device=False, drop={0: [8], 1: [9]})
+    truth = write_job(tmp_path, job)
+    first, second = truth.collectives[8:10]
+    assert (first["kind"], first["bytes"]) != (second["kind"], second["bytes"])
+    moved(truth.files[0], second["start"][0], first["end"] + 2_000)
     found = analyzed(truth.files)
     assert [problem.id for problem in found.problems] == ["missing_collectives"]
     assert [line.missing for line in found.collectives] == [row["missing"] for row in truth.collectives]

@@ -3,8 +3,8 @@
 If every rank of a group has the same sequence, and no rank ends a collective before another begins it, the k-th collectives
 belong together. Otherwise the library's numbers decide. If it wrote none, collectives that were open on one clock when the first
 of them ended belong together. If the sequences are equal and few of the k-th collectives are impossible, numbers are used only if
-fewer are impossible with them, and times only around the collectives that they explain. A collective that a rank does not have is
-missing there; one that differs in kind or size is a mismatch. Each is reported.
+none differs in kind or size and fewer are impossible, and times only around the collectives that they explain. A collective that
+a rank does not have is missing there; one that differs in kind or size is a mismatch. Each is reported.
 """
 
 from collections.abc import Sequence
@@ -129,7 +129,7 @@ def _matched(
             return found
     method, places = "number", _by_number(members)
     if places is None and tolerance_ns is not None:
-        method, places = "time", _by_time(members, tolerance_ns)
+        method, places = "time", _by_time(members, tolerance_ns, 0 if in_order is None else CLOCKS_AGREE_NS)
     if places is None:
         method, places = "order", _to_the_shortest(members)
     possible = None if tolerance_ns is None else _possible(members, places, synchronizing, tolerance_ns)
@@ -148,8 +148,8 @@ def _by_time_where_explained(in_order: Int64, explained: Bool, by_time: Int64, u
     """Return the matches by order, and the matches by time where they explain impossible ones.
 
     Matches that both ways have in common divide the sequence into stretches. In a stretch, matching by time is used if no match
-    is unfit, and if it adds at most `ranks - 1` matches for each one that it explains: matching by time is always possible, and
-    without a limit one odd time would split a match.
+    is unfit, and if it adds at most `ranks - 1` matches for each one that it explains. Without this limit, one odd time would
+    split a match, because matching by time gives no impossible ones.
     """
     both = np.flatnonzero((by_time == by_time[:, :1]).all(axis=1))
     rows = np.concatenate([[-1], both, [len(by_time)]])
@@ -204,11 +204,11 @@ def _by_number(members: Sequence[_Sequence]) -> Int64 | None:
     return places
 
 
-def _by_time(members: Sequence[_Sequence], tolerance_ns: int) -> Int64:
+def _by_time(members: Sequence[_Sequence], tolerance_ns: int, slack_ns: int) -> Int64:
     """Return collectives that were open together, in the order of their ends.
 
     Of the next collectives of all ranks, the one that ends first is matched with those that began before its end, unless they end
-    nearer to the collective after it.
+    nearer to the collective after it. One that begins and ends within the slack after that end is matched as well.
     """
     start = [member.start_ns.tolist() for member in members]
     end = [member.end_ns.tolist() for member in members]
@@ -222,7 +222,7 @@ def _by_time(members: Sequence[_Sequence], tolerance_ns: int) -> Int64:
         row = [NONE] * len(members)
         for column in sorted(left):
             place = at[column]
-            if start[column][place] > ended + tolerance_ns + CLOCKS_AGREE_NS:
+            if start[column][place] > ended + tolerance_ns and end[column][place] > ended + tolerance_ns + slack_ns:
                 continue
             if column != first and following is not None and following - end[column][place] < end[column][place] - ended:
                 continue
