@@ -89,7 +89,7 @@ def _in_layout(trace: dict[str, Any]) -> str:
     events = []
     for event in trace.pop("traceEvents"):
         head = {key: event[key] for key in ("cat", "name", "pid", "tid")}
-        times = f'"ts": {_us(event["ts"])}, "dur": {_us(event["dur"])}'
+        times = f'"ts": {microseconds(event["ts"])}, "dur": {microseconds(event["dur"])}'
         lines = [
             f'    "ph": "X", {json.dumps(head)[1:-1]},',
             f"    {times},",
@@ -101,7 +101,7 @@ def _in_layout(trace: dict[str, Any]) -> str:
     return around.rstrip("}\n") + ',\n  "traceEvents": [\n' + ",\n".join(events) + "\n  ]\n}\n"
 
 
-def _us(ns: int) -> str:
+def microseconds(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 

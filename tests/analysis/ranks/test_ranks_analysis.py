@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.report.ranks_document import ranks_document
 from llm_perf_opt.workflows.analyze_ranks import analyze_rank_files
 from llm_perf_opt.workflows.rank_reader import read_rank
-from rank_traces import Job, Truth, write_job
+from rank_traces import Job, Truth, microseconds, write_job
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "ranks"
 
@@ -151,10 +151,6 @@ def moved(file: Path, start_ns: int, to_ns: int, length_ns: int | None = None) -
     text, count = re.subn(re.escape(before) + r"([\d.]+)", rf'"ts": {microseconds(to_ns)}, "dur": {length}', file.read_text())
     assert count == 1
     file.write_text(text)
-
-
-def microseconds(ns: int) -> str:
-    return f"{ns // 1000}.{ns % 1000:03d}"
 
 
 @pytest.mark.parametrize("numbered", [False, True])
