@@ -2,6 +2,8 @@
 
 import ast
 import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
@@ -169,23 +171,70 @@ def test_the_tab_key_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "transformers", "duckdb", "plotly", "numpy", "hydra", "omegaconf", "pynvml", "psutil"}
 
 
-def test_a_real_bash_completes(tmp_path: Path) -> None:
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("there is no bash here")
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The command on PATH, and no files of the user."""
     command = tmp_path / "bin" / "llm-perf"
     command.parent.mkdir()
     command.write_text(
         f"#!{sys.executable}\nimport sys\nsys.argv[0] = 'llm-perf'\nfrom llm_perf_opt.cli.app import main\nmain()\n"
     )
     command.chmod(0o755)
+    return {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "xterm"}
+
+
+def real(shell: str) -> str:
+    found = shutil.which(shell)
+    if found is None and os.environ.get("LLM_PERF_REQUIRE_SHELLS"):  # set where they were installed on purpose
+        pytest.fail(f"there is no {shell} here")
+    return found or pytest.skip(f"there is no {shell} here")
+
+
+def completed(environment: dict[str, str], *argv: str) -> list[str]:
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_real_bash_completes(environment: dict[str, str]) -> None:
     script = (
         'eval "$(_LLM_PERF_COMPLETE=source_bash llm-perf)"\n'
         "COMP_WORDS=(llm-perf run runtime.compile = max); COMP_CWORD=4\n"
         '_llm_perf_completion llm-perf; printf "%s\\n" "${COMPREPLY[@]}"\n'
     )
-    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [bash, "--norc", "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=HANG_S
-    )
-    assert done.stdout.split() == ["max-autotune"], done.stderr
+    assert completed(environment, real("bash"), "--norc", "-c", script) == ["max-autotune"]
+
+
+@pytest.mark.slow
+def test_a_real_fish_completes(environment: dict[str, str]) -> None:
+    script = 'llm-perf --show-completion fish | source; complete --do-complete "llm-perf run runtime.compile=max"'
+    assert completed(environment, real("fish"), "--no-config", "-c", script) == ["runtime.compile=max-autotune"]
+
+
+@pytest.mark.slow
+def test_a_real_zsh_completes(environment: dict[str, str]) -> None:
+    """Its completion needs a terminal."""
+    mine, its = pty.openpty()
+    with subprocess.Popen(
+        [real("zsh"), "-f", "-i"], stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True
+    ) as zsh:
+        try:
+            os.close(its)
+            os.write(
+                mine, b"PS1=; autoload -U compinit; compinit -u -D; eval \"$(llm-perf --show-completion zsh)\"; print re''ady\n"
+            )
+            read_until(mine, b"ready\r")
+            os.write(mine, b"llm-perf run runtime.compile=max\t")
+            read_until(mine, b"runtime.compile=max-autotune")
+        finally:
+            zsh.kill()
+            os.close(mine)
+
+
+def read_until(terminal: int, text: bytes) -> None:
+    """Read what a terminal shows until it has shown this text."""
+    shown = b""
+    while text not in shown:
+        ready, _, _ = select.select([terminal], [], [], HANG_S)
+        assert ready, shown
+        shown += os.read(terminal, 65536)

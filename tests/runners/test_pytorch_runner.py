@@ -85,9 +85,10 @@ def test_prompts_of_different_length_are_padded_as_generate_pads_them(model_type
     assert stepped(model, prompts, cache) == generated(model, prompts, cache)
 
 
-@pytest.mark.slow
-def test_flex_attention_sees_no_later_key_in_a_static_cache() -> None:
-    """Its mask is a function that is called after the cache was updated."""
+def test_flex_attention_sees_no_later_key_in_a_static_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mask is a function that is called after the cache was updated. Without the compiler, which takes a minute for it."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
     model = small_model("llama")
     prompts = synthetic_prompts(1, 20, 97, seed=3)
     logits: dict[str, list[torch.Tensor]] = {}
