@@ -75,6 +75,15 @@ def test_no_compiling_where_there_is_nothing_to_gain(given: Evidence) -> None:
     assert found("framework_bound_decode", given) is None
 
 
+def test_no_compiling_without_operators() -> None:
+    """A trace of 10 collectives and nothing else: that Python ran between them is not known."""
+    given = evidence({HostRow.PYTHON: 99 * MS, HostRow.FRAMEWORK: 1 * MS})
+    (stage,) = given.on_cpu
+    none = replace(stage.time, calls=dict.fromkeys(HostRow, 0))
+    assert found("framework_bound_decode", given) is not None
+    assert found("framework_bound_decode", replace(given, on_cpu=(replace(stage, time=none),))) is None
+
+
 def test_another_format_is_proposed_if_it_was_measured_to_be_faster() -> None:
     measured = ceilings(model_gemv_fp32=1.0, model_gemv_bf16=0.5, model_gemv_fp16=3.0, model_gemv_int8=0.25)
     rows = {HostRow.MATMUL: 80 * MS, HostRow.PYTHON: 20 * MS}

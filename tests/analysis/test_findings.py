@@ -390,6 +390,21 @@ def test_small_batch_agrees_with_the_cost_model() -> None:
     assert last <= 1.1 * now < beyond
 
 
+@pytest.mark.parametrize(("hardware", "prompt"), [("h100_sxm", 100_000), ("h200", 150_000), ("b200", 250_000)])
+def test_the_batch_that_small_batch_proposes_fits_as_the_cost_model_says(hardware: str, prompt: int) -> None:
+    """With a prompt so long that memory limits the batch; one sequence more does not fit."""
+    fields, device = compose(["model=llama3_8b"]).config.model.architecture, hardware_named(hardware)
+    given = of_batch(1, **fields)
+    timings = given.facts.timings
+    assert not isinstance(timings, Missing)
+    work = replace(timings.workload, prompt_tokens=(prompt,), padded_tokens=prompt)
+    facts = replace(given.facts, timings=replace(timings, workload=work), hardware=device)
+    _, line = throughput_of(replace(given, facts=facts))
+    batches, context = [line.batch_after, line.batch_after + 1], prompt + work.new_tokens - 1
+    rows = what_if(architecture_of(fields), device, batches=batches, contexts=[context], formats=[Formats("bf16", "bf16")])
+    assert [row.fits for row in rows] == [True, False]
+
+
 def test_small_batch_of_a_mixture_names_the_additional_experts() -> None:
     """What `llm-perf cost model=qwen3_30b_a3b --hardware h200` says, too: a step of batch 8 takes four times as long."""
     finding, line = throughput_of(of_batch(1, **compose(["model=qwen3_30b_a3b"]).config.model.architecture))

@@ -275,6 +275,15 @@ def test_what_does_not_fit_says_so_and_the_smallest_plan_is_named() -> None:
     assert "2 (--tp 2)" in text
 
 
+@pytest.mark.parametrize(("share", "fitting"), [(None, [True, True, False]), ("0.8", [True, False, False])])
+def test_both_tables_agree_on_what_fits(share: str | None, fitting: list[bool]) -> None:
+    """228 sequences fit in 90 % of the memory of an H100, 240 only in all of it."""
+    words = ["--batch", "32,228,240", "--prompt", "2048", *(["--memory-share", share] if share else [])]
+    found = json.loads(cost("model=llama3_8b", "--hardware", "h100_sxm", *words, "--json").stdout)
+    assert [row["fits"] for row in found["floors"]] == fitting
+    assert [row["memory"]["fits"] for row in found["parallel"]] == fitting
+
+
 @pytest.mark.parametrize(
     ("words", "fact", "remedy"),
     [

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as altered
 
-from builders import HOSTILE_NAMES, MS, empty_analysis, run_analysis
+from builders import HOSTILE_NAMES, MS, clean_timings, empty_analysis, iteration, run_analysis
+from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetLine, Finding, TraceAnalysis
 from llm_perf_opt.core.records import Missing
@@ -206,6 +207,17 @@ def test_the_summary_fits_a_screen() -> None:
     assert "\n  llm-perf run runtime.cache=static model=tiny\n" in text
     assert "Note: The machine was not quiet." in text
     assert next_command(analysis, "a b") == "llm-perf advise 'a b' --verify"
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 5, 10])
+def test_a_line_of_figures_is_whole(repeats: int) -> None:
+    """The range of a few repeats has its unit, as the interval of many has."""
+    timings = clean_timings([iteration(prefill_ns=1_234_567_890 + number * 98_765_432) for number in range(repeats)])
+    given = run_analysis(timings=timings, metrics=metrics(timings), efficiency=Missing("there is no cost model"))
+    lines = overview_text(given).splitlines()
+    figures = [line for line in lines if line.startswith(("Time to first token", "End to end"))]
+    assert len(figures) == 2
+    assert all(line.endswith(")") and len(line) <= TERMINAL_WIDTH for line in figures), figures
 
 
 def test_without_a_setting_nothing_is_verified() -> None:

@@ -97,7 +97,7 @@ def test_bars_of_few_repeats_are_called_a_range() -> None:
     assert bar_words(few).startswith("the range")
     report = SweepReport("x", "now", ("llm-perf",), few, "runs/1")
     table = read(sweep_markdown(report)).tables[0]
-    assert dict(zip(table[0], table[1], strict=True))["TPOT"] == ("11.50 ms (range of 2 values: 11.00 – 12.00 ms)")
+    assert dict(zip(table[0], table[1], strict=True))["TPOT"] == ("11.50 ms (range: 11.00 – 12.00 ms, n = 2)")
     chart = tradeoff_chart([replace(row, metrics={**row.metrics, "decode_rate": summarize([1.0, 2.0])}) for row in few], [])
     assert not isinstance(chart, Missing)
-    assert "TPOT 11.50 ms (range of 2 values: 11.00 – 12.00 ms)" in chart["data"][-1]["hovertext"][0]
+    assert "TPOT 11.50 ms (range: 11.00 – 12.00 ms, n = 2)" in chart["data"][-1]["hovertext"][0]

@@ -245,8 +245,8 @@ def test_bytes_are_said_in_the_unit_they_fill(number: int, shown: str) -> None:
     ("values", "shown"),
     [
         ([5_000_000], "one value"),
-        ([5_000_000, 4_000_000], "range of 2 values: 4.000 – 5.000 ms"),
-        ([float(value) * 1_000_000 for value in range(1, 6)], "range of 5 values: 1.000 – 5.000 ms"),
+        ([5_000_000, 4_000_000], "range: 4.000 – 5.000 ms, n = 2"),
+        ([float(value) * 1_000_000 for value in range(1, 6)], "range: 1.000 – 5.000 ms, n = 5"),
         ([float(value) * 1_000_000 for value in range(1, 7)], "95 %: 1.000 – 6.000 ms, n = 6"),
     ],
 )

@@ -126,6 +126,15 @@ def test_predicted_against_measured_by_hand() -> None:
     assert "slower" in trials_text(Verification("base", "", (slower,)))
 
 
+@pytest.mark.parametrize("repeats", [(2, 10), (10, 5), (2, 2)])
+def test_a_trial_of_few_repeats_tells_nothing(repeats: tuple[int, int]) -> None:
+    """`llm-perf compare` has no verdict for such runs, either."""
+    base, tried = (clean_timings(in_a_row(count, 50 * MS, [step * MS] * 3)) for count, step in zip(repeats, (10, 6), strict=True))
+    text = trials_text(Verification("base", "", (measured(finding(), base, tried, "run"),)))
+    assert f"{min(repeats)} repeats are too few to tell; predicted time +0 %" in text
+    assert "holds" not in text
+
+
 def test_a_predicted_time_stands_however_the_base_moves() -> None:
     """20 ms were to become 2.5; measured again the base is 17, and 2.6 is what was reached: 4 % off, not -80 %."""
     told = {"before_ns": 20 * MS, "after_ns": 2_500_000, "after_low_ns": 2 * MS, "after_high_ns": 3 * MS}

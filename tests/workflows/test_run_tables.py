@@ -13,7 +13,7 @@ import pytest
 from command import llm_perf
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.config.passes import trace_files
-from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.warnings import WarningId
@@ -82,6 +82,18 @@ def test_a_run_is_asked_by_its_own_tables_whatever_its_folder_is_called(run: Run
         duckdb.sql(f"COPY (SELECT * FROM '{file}' LIMIT 1) TO '{file}.new' (FORMAT parquet)")
         Path(f"{file}.new").replace(file)
     assert Queries(tmp_path / name / "run").ask(sql).rows == [(spent, different, budget)]
+
+
+def test_a_table_that_unpacks_to_gigabytes_is_refused(run: RunFolder) -> None:
+    """Its file has less than a megabyte, and the other tables can still be queried."""
+    report_run(RunReader.open(run.path))
+    file = run.derived_tables / "stages.parquet"
+    columns = ", ".join(f"1::bigint as {name}" for name in "abcdefghij")
+    duckdb.execute(f"copy (select {columns} from range(12000000)) to '{file}' (format parquet, compression zstd)")
+    assert file.stat().st_size < 1e6
+    with pytest.raises(ParseError, match="The table stages of this run needs more than 700MB"):
+        Queries(run.path).ask("select count(*) from stages")
+    assert Queries(run.path).ask("select count(*) from kernels").rows[0][0] > 1000
 
 
 def test_findings_are_kept_for_other_programs(run: RunFolder) -> None:

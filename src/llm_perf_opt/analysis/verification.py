@@ -33,6 +33,8 @@ class Trial:
     """Kind of the finding. For throughput, times are per token (step time / batch), and no request is faster."""
     same_tokens: bool | None = None
     """Whether both runs produced the same tokens; None if they ran other requests, or their repeats differ."""
+    repeats: int | None = None
+    """Repeats of the run that has fewer."""
 
     @property
     def saving_ns(self) -> int | None:
@@ -85,7 +87,7 @@ def measured(finding: Finding, base: CleanTimings, tried: CleanTimings, run: str
     return Trial(
         finding.id, tuple(finding.overrides), finding.saving_per, run, "", *predicted_saving(finding, before_ns),
         before_ns=before_ns, after_ns=round(percentile(after, 0.5)), spread_ns=round(spread), kind=finding.kind,
-        same_tokens=_same_tokens(base, tried),
+        same_tokens=_same_tokens(base, tried), repeats=min(len(before), len(after)),
     )  # fmt: skip
 
 

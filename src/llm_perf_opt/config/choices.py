@@ -152,6 +152,8 @@ def assignments(word: str, options: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Return what a word without `=` may mean: an option with its group, or a key that needs a value."""
     if "=" in word:
         return []
+    if word in options:
+        return [f"{word}=NAME"]
     shown = [(group, name) for group, names in options.items() for name in names if (group, name) not in HIDDEN_OPTIONS]
     other_names = [f"{group}={name}" for (group, called), name in MEANT.items() if called == word.casefold()]
     if other_names:

@@ -268,6 +268,10 @@ def _verdict(trial: "Trial") -> str:
     error = 1 / (1 + trial.error) - 1 if of_rate else trial.error
     near = f"predicted {'tokens/s' if of_rate else 'time'} {signed_percent(error, 0)}"
     near += "; the tokens differ" if trial.same_tokens is False else ""
+    from llm_perf_opt.analysis.comparison.statistics import LEAST_REPEATS
+
+    if trial.repeats is not None and trial.repeats < LEAST_REPEATS:
+        return f"{trial.repeats} repeat{'s are' if trial.repeats > 1 else ' is'} too few to tell; {near}"
     if abs(trial.saving_ns) <= trial.spread_ns:
         return f"no difference beyond the spread; {near}"
     if trial.saving_ns < 0:

@@ -137,7 +137,7 @@ def _figure_lines(analysis: RunAnalysis) -> list[str]:
     for block in _figures(analysis):
         if isinstance(block, Cards):
             rows += [[card.name, card.value, card.distance or f"({card.detail})"] for card in block.cards if card.value != "n/a"]
-    return [line[:TERMINAL_WIDTH] for line in aligned(rows, "lrl")] if rows else []
+    return [_cut(line) for line in aligned(rows, "lrl")] if rows else []
 
 
 def _time_lines(analysis: RunAnalysis) -> list[str]:
@@ -149,7 +149,7 @@ def _time_lines(analysis: RunAnalysis) -> list[str]:
     words = stage_words(analysis, data)
     uses = sorted(data.largest(TERMINAL_ROWS), key=lambda use: (use.color == OTHER, -abs(use.ns)))
     rows = [[_percent(use, data), duration(use.ns), use.label] for use in uses]
-    lines = [f"  {line}"[:TERMINAL_WIDTH] for line in aligned(rows, "rrl")]
+    lines = [_cut(f"  {line}") for line in aligned(rows, "rrl")]
     return [*_wrapped(f"Where the time goes: {data.title}{f' ({words})' if words else ''}"), *lines]
 
 
@@ -163,7 +163,8 @@ def _change_lines(analysis: RunAnalysis) -> list[str]:
     found = findings_of(analysis)
     if isinstance(found, Missing):
         return _wrapped(f"What to change first: n/a: {found.why}")
-    notes = [f"Note: {finding.title or finding.headline}."[:TERMINAL_WIDTH] for finding in found if finding.kind == TRUST]
+    trust = [finding.title or finding.headline for finding in found if finding.kind == TRUST]
+    notes = [line for title in trust for line in _wrapped(f"Note: {title.rstrip('.')}.", 2)]
     listed = advice_cards(changes(found), source_of(analysis)).cards
     if not listed:
         return ["What to change first: no rule found anything above its threshold.", *notes]
@@ -185,6 +186,11 @@ def next_command(analysis: RunAnalysis, folder: str) -> str:
     listed = changes(known(findings_of(analysis), ()))
     verify = " --verify" if any(finding.overrides for finding in listed) else ""
     return f"llm-perf advise {shlex.quote(folder)}{verify}" if listed else ""
+
+
+def _cut(line: str) -> str:
+    """Return a row of a table, which is not wrapped; an ellipsis shows that it was too long."""
+    return line if len(line) <= TERMINAL_WIDTH else f"{line[: TERMINAL_WIDTH - 1]}…"
 
 
 def _wrapped(text: str, most: int = 3, width: int = TERMINAL_WIDTH) -> list[str]:

@@ -160,7 +160,7 @@ def known_within(value: Distribution, unit: str) -> str:
     found = interval(value, unit)
     if not isinstance(found, Missing):
         return f"95 %: {found}, n = {value.n}"
-    return "one value" if value.n == 1 else f"range of {value.n} values: {_between(value.minimum, value.maximum, value, unit)}"
+    return "one value" if value.n == 1 else f"range: {_between(value.minimum, value.maximum, value, unit)}, n = {value.n}"
 
 
 def bounds(value: Distribution, unit: str) -> Maybe[str]:

@@ -115,7 +115,10 @@ def estimate_cost(request: CostRequest) -> CostResult:
             remedy = "Add --hardware, as in --hardware h100_sxm, or --peaks."
             raise ConfigError(f"{request.parallel.given} works only with hardware.", remedy)
         return CostResult(cost, None, [], [], decoder_of)
-    rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0], images=images)
+    rows = what_if(
+        architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0], images=images,
+        memory_share=request.parallel.share,
+    )  # fmt: skip
     turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
     parallel = parallel_rows(request.parallel, architecture, hardware, rows, measured)
     return CostResult(cost, hardware, rows, turning, decoder_of, tuple(parallel), name or architecture.model_type)

@@ -8,10 +8,9 @@ from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.communication import EXPERT_EXCHANGES, ExpertExchange
 from llm_perf_opt.analysis.cost_model.cost import Formats
 from llm_perf_opt.analysis.cost_model.sharding import Plan, check_plan, divides_tokens
-from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.hardware import MEMORY_SHARE, Hardware
 from llm_perf_opt.analysis.limits.links import Link, fabric_of
 from llm_perf_opt.analysis.limits.parallel import (
-    MEMORY_SHARE,
     Communication,
     Deployment,
     ParallelRow,
@@ -37,6 +36,11 @@ class ParallelRequest:
     expert_exchange: str | None = None
     collective_us: float | None = None
     memory_share: float | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the memory for weights and cache."""
+        return MEMORY_SHARE if self.memory_share is None else self.memory_share
 
     @property
     def given(self) -> str | None:
@@ -78,11 +82,10 @@ def parallel_rows(
         raise ConfigError(f"{request.between} has no effect on one device.", "Give --tp, --pp or --ep, or omit it.")
     exchange = _exchange(request, architecture, plan)
     fabric = fabric_of(hardware, request.link, request.network, request.node_gpus, request.collective_us or 0.0, measured)
-    share = MEMORY_SHARE if request.memory_share is None else request.memory_share
     found: dict[Formats, Deployment] = {}
     for row in rows:
         if row.formats not in found:
-            found[row.formats] = Deployment(architecture, row.formats, hardware, fabric, plan, exchange, share)
+            found[row.formats] = Deployment(architecture, row.formats, hardware, fabric, plan, exchange, request.share)
     return [parallel_row(found[row.formats], row.batch, row.prompt, row.context) for row in rows]
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _LINE = 300
 _MOST_ROWS = 2**31
+_MOST_MEMORY = "700MB"
+"""For the tables in a run's folder. Those of a report have thousands of rows."""
 _VIEW = "llm_perf_answer"
 _ZONED = "TIMESTAMP WITH TIME ZONE"
 
@@ -102,10 +104,11 @@ class Queries:
         """Yield a database in memory with these tables, without access to anything else."""
         from llm_perf_opt.analysis.trace.stages import stage_columns
         from llm_perf_opt.traces.trace_mark import META_FILE
-        from llm_perf_opt.traces.trace_tables import connect, load_trace, open_tables
+        from llm_perf_opt.traces.trace_tables import TABLE_NAMES, connect, load_trace, open_tables
 
         connection = connect()
         try:
+            self._load_derived(connection, tables)
             opened = self.trace
             if opened is None:
                 pass
@@ -113,17 +116,34 @@ class Queries:
                 open_tables(connection, opened.tables)
             else:
                 load_trace(connection, opened.trace, stage_columns(opened.trace))
-            for table, rows in self._derived.items():
-                connection.execute(f"create temp view {table} as select * from {rows}")  # noqa: S608 - quoted
-            for table in tables:
-                connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
-            for table in self._names if opened is None else (*self._names, "names"):
+            offered = () if opened is None else (*TABLE_NAMES, "names")
+            for table in offered:
+                if table in tables:
+                    connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
                 connection.execute(f"drop view temp.{table}")
             for setting in ("enable_external_access = false", "lock_configuration = true"):
                 connection.execute(f"set {setting}")
             yield connection
         finally:
             connection.close()
+
+    def _load_derived(self, connection: "duckdb.DuckDBPyConnection", tables: Sequence[str]) -> None:
+        """Copy these tables of the run's folder into memory. Raise a ParseError if one is too large."""
+        import duckdb
+
+        limits = {"memory_limit": _MOST_MEMORY, "temp_directory": ""}  # a file of a kilobyte may have millions of rows
+        for name, value in limits.items():
+            connection.execute(f"set {name} = '{value}'")
+        for table in (table for table in tables if table in self._derived):
+            try:
+                connection.execute(f"create table memory.main.{table} as select * from {self._derived[table]}")  # noqa: S608 - quoted
+            except duckdb.OutOfMemoryException as error:
+                raise ParseError(
+                    f"The table {table} of this run needs more than {_MOST_MEMORY} of memory: its file is damaged.",
+                    "`llm-perf report RUN` writes it again.",
+                ) from error
+        for name in limits:
+            connection.execute(f"reset {name}")
 
 
 def _require_one_select(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:

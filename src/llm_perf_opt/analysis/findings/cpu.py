@@ -59,6 +59,8 @@ def framework_bound_decode(evidence: Evidence) -> Finding | None:
     if middle < WORTHWHILE * stage.budget.wall_ns:
         return None
     calls = stage.per_unit(sum(stage.time.calls.values()))
+    if not calls:  # nothing shows that the time without operators is Python's, or that there is anything to compile
+        return None
     to_try, advice = _compiling(evidence)
     return finding(
         "framework_bound_decode",

@@ -168,7 +168,7 @@ class _StepCost:
 
     def _room(self, new_tokens: int) -> int:
         """Return the largest batch that fits in the devices' memory; unlimited if the memory size is unknown."""
-        memory, formats, architecture = self.hardware.memory_bytes, self.request.formats, self.request.architecture
+        memory, formats, architecture = self.hardware.usable_bytes(), self.request.formats, self.request.architecture
         sequence = kv_cache_bytes(architecture, 1, self.context + new_tokens, formats)
         if isinstance(memory, Missing) or not sequence:
             return sys.maxsize

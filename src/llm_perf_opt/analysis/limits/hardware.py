@@ -44,6 +44,8 @@ def shared_words(devices: int) -> str:
 RATES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 """Formats that can have a peak."""
 
+MEMORY_SHARE = 0.9
+"""Share of the memory for weights and cache; the rest is for activations, CUDA and graphs. docs/cost.md has its source."""
 HOW_TO_GIVE = "Pass hardware.peak_tflops= (dense) and hardware.bandwidth_gbs= from its datasheet."
 """What to do in a run."""
 
@@ -71,6 +73,10 @@ class Hardware:
     memory_bytes: Maybe[int]
     """Nominal; slightly less is available to a process."""
     source: str
+
+    def usable_bytes(self, share: float = MEMORY_SHARE) -> Maybe[int]:
+        """Return the memory for weights and cache."""
+        return self.memory_bytes if isinstance(self.memory_bytes, Missing) else int(self.memory_bytes * share)
 
     def peak(self, dtype: str) -> Maybe[Peak]:
         """Return the peak of a format, or why it is missing."""

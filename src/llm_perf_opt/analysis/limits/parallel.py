@@ -15,14 +15,12 @@ from llm_perf_opt.analysis.cost_model.communication import Collective, ExpertExc
 from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, compute_dtype, step_cost
 from llm_perf_opt.analysis.cost_model.sharding import DeviceStage, Plan, device_stages, tensor_parallel_sizes
 from llm_perf_opt.analysis.cost_model.work import Step
-from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.hardware import MEMORY_SHARE, Hardware
 from llm_perf_opt.analysis.limits.links import Fabric, GroupLink, Link, group_link
 from llm_perf_opt.analysis.limits.roofline import RooflineTime, roofline_time
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Maybe, Missing
 
-MEMORY_SHARE = 0.9
-"""Share of the memory for weights and cache; the rest is for activations, CUDA and graphs. docs/cost.md has its source."""
 _MOST_BATCH = 2**24
 _MOST_CONTEXT = 2**30
 """Beyond these, the size is limited by something else than memory."""
@@ -224,8 +222,7 @@ class Deployment:
     @property
     def usable_bytes(self) -> Maybe[int]:
         """The memory of a device for weights and cache."""
-        memory = self.hardware.memory_bytes
-        return memory if isinstance(memory, Missing) else int(memory * self.memory_share)
+        return self.hardware.usable_bytes(self.memory_share)
 
     def largest_batch(self, tokens: int) -> Maybe[int]:
         """Return the largest batch of sequences of this length that fits."""

@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.cost_model.cost import (
 )
 from llm_perf_opt.analysis.cost_model.vision_models import ImagePrompt, prefill_cost
 from llm_perf_opt.analysis.cost_model.work import ComponentName, Step
-from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.hardware import MEMORY_SHARE, Hardware
 from llm_perf_opt.analysis.stats import positive_number, whole_number
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Maybe, Missing
@@ -118,7 +118,7 @@ class WhatIf:
     kv_cache_bytes: int
     """After the decode step."""
     fits: Maybe[bool]
-    """Whether weights and cache fit in the device's nominal memory."""
+    """Whether weights and cache fit in the share of the device's memory that is for them."""
     prefill: Maybe[RooflineTime]
     decode: Maybe[RooflineTime]
 
@@ -137,8 +137,10 @@ def what_if(
     formats: Sequence[Formats],
     prompt: int | None = None,
     images: ImagePrompt | None = None,
+    memory_share: float = MEMORY_SHARE,
 ) -> list[WhatIf]:
     """Return a row per combination; the prompt defaults to the length of the context. `images` are in every prompt."""
+    usable = hardware.usable_bytes(memory_share)
     for name, values in (("batch", batches), ("context", contexts), ("dtype", formats)):
         if not values:
             raise ConfigError(f"{name} must have at least one value.")
@@ -147,7 +149,7 @@ def what_if(
     if prompt is not None:
         whole_number("prompt", prompt, at_least=1)
     return [
-        _row(architecture, hardware, Step(batch, prompt or max(context, 1)), context, chosen, images)
+        _row(architecture, hardware, Step(batch, prompt or max(context, 1)), context, chosen, images, usable)
         for chosen in formats
         for context in contexts
         for batch in batches
@@ -230,12 +232,17 @@ def turning_point(architecture: Architecture, hardware: Hardware, context: int, 
 
 
 def _row(
-    architecture: Architecture, hardware: Hardware, text: Step, context: int, formats: Formats, images: ImagePrompt | None
+    architecture: Architecture,
+    hardware: Hardware,
+    text: Step,
+    context: int,
+    formats: Formats,
+    images: ImagePrompt | None,
+    usable: Maybe[int],
 ) -> WhatIf:
     batch, prompt = text.batch, text.new_tokens + (images.tokens if images else 0)
     held = weight_bytes(architecture, formats)
     cache = kv_cache_bytes(architecture, batch, max(prompt, context + 1), formats)
-    memory = hardware.memory_bytes
     vision, inputs = (images.vision, images.input(batch)) if images else (None, None)
     prefill = prefill_cost(architecture, replace(text, new_tokens=prompt), formats, vision, inputs)
     return WhatIf(
@@ -247,7 +254,7 @@ def _row(
         context=context,
         weight_bytes=held,
         kv_cache_bytes=cache,
-        fits=memory if isinstance(memory, Missing) else held + cache <= memory,
+        fits=usable if isinstance(usable, Missing) else held + cache <= usable,
         prefill=_roofline_on(hardware, prefill, formats),
         decode=step_roofline_time(architecture, hardware, Step(batch, 1, context), formats),
     )
