@@ -287,6 +287,7 @@ def test_hostile_names_are_refused(key: str, name: str) -> None:
         ("model=3", "model=3 is not known", "", "tiny"),
         ("model", "'model' is not an override", "model=NAME", "KEY=VALUE"),
         ("runtime", "'runtime' is not an override", "runtime=NAME", "KEY=VALUE"),
+        ("./weights", "'./weights' is not an override", "model=hf model.path=./weights", "KEY=VALUE"),
         # a value
         ("model.dtype=bf32", "model.dtype=bf32 is not known", "fp32", "auto"),
         ("runtime.cache=statik", "runtime.cache=statik is not known", "static", "dynamic"),
