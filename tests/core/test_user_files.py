@@ -1,9 +1,12 @@
 """Pipes, devices and kernel files are refused at once with exit code 2, and never block."""
 
+import gzip
 import os
+import random
 import shutil
 import signal
 import socket
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -16,7 +19,17 @@ from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError
 from llm_perf_opt.core.records import SCHEMA
 from llm_perf_opt.core.run_folder import RunFolder, write_record
-from llm_perf_opt.core.user_files import SpecialFileError, check_folder, check_ordinary, open_ordinary, read_bytes, read_text
+from llm_perf_opt.core.user_files import (
+    SpecialFileError,
+    TooLargeError,
+    check_folder,
+    check_ordinary,
+    open_ordinary,
+    open_unpacked,
+    read_bytes,
+    read_text,
+    read_unpacked,
+)
 from llm_perf_opt.traces.trace_mark import tables_of
 from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
 
@@ -116,6 +129,39 @@ def test_what_a_shell_puts_in_place_of_standard_input_is_read(tmp_path: Path) ->
     (tmp_path / "file").write_bytes(b"content")
     with (tmp_path / "file").open("rb") as file:
         assert read_bytes(Path(f"/proc/self/fd/{file.fileno()}")) == b"content"
+
+
+@pytest.mark.parametrize("name", ["file", "file.gz"])
+def test_unpacking_ends_at_the_limit(tmp_path: Path, name: str) -> None:
+    """It neither unpacks more nor holds what it has unpacked twice."""
+    limit = 8 << 20
+    content = b"0123456789abcdef" * (1 << 10) + random.Random(1).randbytes(1 << 14) * 63
+    with gzip.open(tmp_path / name, "wb") if name.endswith(".gz") else (tmp_path / name).open("wb") as file:
+        for _ in range(64):
+            file.write(content)
+    (tmp_path / "exact").write_bytes(b"x" * limit)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLargeError, match="larger than 8 MiB"):
+            read_unpacked(tmp_path / name, limit)
+        with open_unpacked(tmp_path / name) as unpacked:
+            assert unpacked.read(16) == b"0123456789abcdef"
+        assert len(read_unpacked(tmp_path / "exact", limit)) == limit
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * limit
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_damaged_or_hostile_gzip_file_is_refused_while_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "x.gz"
+    for content, words in (
+        (b"no gzip", "damaged gzip"),
+        (gzip.compress(b"x" * 1000)[:-9], "damaged gzip"),
+        (gzip.compress(bytes(17 << 20)), "200 times"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=words):
+            read_unpacked(file, 1 << 30)
 
 
 def test_a_file_that_becomes_a_pipe_meanwhile_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

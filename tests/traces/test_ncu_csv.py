@@ -281,6 +281,21 @@ def test_a_missing_file(tmp_path: Path) -> None:
         read_ncu(tmp_path / "none.csv")
 
 
+def test_ranges_end_at_a_quote_before_a_space() -> None:
+    assert ncu_values.ranges('691  "A:x"y:x"  "B:z\n" ""\n"C:last"') == ('A@x"y', "B@z\n", "", "C@last")
+    assert ncu_values.ranges('"A:x" "open') == ("A@x",)
+    assert ncu_values.number("1.5  (1; 2)", ".") == 1.5
+
+
+@pytest.mark.parametrize("unit", ['"a', '" ', "(", " (", "() ", " "], ids=repr)
+def test_hostile_cells_are_read_in_linear_time(unit: str) -> None:
+    """Patterns that search the rest of the cell from each quote or space would take days for some of these."""
+    cell = "x" + unit * 2_000_000 + "x"
+    assert len(ncu_values.ranges(cell)) in (0, 1_000_000)
+    assert ncu_values.number(cell, ".") is None
+    assert isinstance(ncu_values.number(f"1{unit * 2_000_000}1", "."), Missing | None)
+
+
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.traces.prometheus import MOST_BYTES, MOST_SERIES, parse_prometheus, read_prometheus
+from llm_perf_opt.traces.prometheus import MOST_BYTES, MOST_LINE_CHARS, MOST_SERIES, parse_prometheus, read_prometheus
 
 DCGM = """# HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
 # TYPE DCGM_FI_DEV_SM_CLOCK gauge
@@ -61,6 +61,28 @@ def test_a_file_without_metrics_is_an_error(content: bytes, tmp_path: Path) -> N
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match="cannot be read"):
         read_prometheus(tmp_path / "absent")
+
+
+HOSTILE = {
+    "spaces": "a{" + " " * 1_000_000 + "x",
+    "labels": "a{" + 'a="" , ' * 140_000 + "x",
+    "escapes": 'a{a="' + "\\\\" * 500_000,
+    "value and spaces": "a 1" + " " * 1_000_000 + "x",
+    "too long": "a{" + 'a="",' * (MOST_LINE_CHARS // 5) + "} 1",
+}
+
+
+@pytest.mark.parametrize("line", HOSTILE.values(), ids=list(HOSTILE))
+def test_hostile_lines_are_read_in_linear_time(line: str) -> None:
+    """A pattern that tries every split of a run of spaces would take years for the first of these."""
+    assert parse_prometheus(line + "\nb 2").series == {"b": 2.0}
+
+
+def test_spaces_are_allowed_around_labels() -> None:
+    for labels in ("{ }", "{ , }", '{ a = "b" }', '{a="b" , }', '{\ta="b",c="}" ,\td="e" }'):
+        assert list(parse_prometheus(f"m {labels} 1 -5").series.values()) == [1.0], labels
+    for labels in ("{", "{,,}", '{a="b" c="d"}', '{a="b}', "{a=b}"):
+        assert not parse_prometheus(f"m {labels} 1").series, labels
 
 
 @given(st.text())

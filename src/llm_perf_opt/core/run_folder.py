@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import msgspec
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
-from llm_perf_opt.core.user_files import COMPRESSED, check_folder, present, read_text, read_unpacked
+from llm_perf_opt.core.user_files import COMPRESSED, check_folder, open_unpacked, present, read_text, read_unpacked
 
 R = TypeVar("R")
 
@@ -44,6 +44,7 @@ _COMPRESSIBLE = (
 )
 _ELSEWHERE = ", or choose another folder: hydra.run.dir=DIR for a run or a sweep, --out DIR for exec, serve and import"
 _TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
+MOST_RECORD_BYTES = 256 << 20
 _LONG_NUMBER = re.compile(rb"\d{19}")
 """A file can only contain a number beyond 64 bits if it has this many digits in a row; others are not checked."""
 
@@ -316,7 +317,7 @@ def _escaped(values: Any) -> Any:
 def read_record(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError that names the file and the position."""
     try:
-        content = read_unpacked(path)
+        content = read_unpacked(path, MOST_RECORD_BYTES)
         if _LONG_NUMBER.search(content):
             check_plain(msgspec.json.decode(content))
         return msgspec.json.decode(content, type=kind)
@@ -332,10 +333,17 @@ def _remedy(error: Exception, otherwise: str) -> str:
     return "Check its permissions." if isinstance(error, PermissionError) else otherwise
 
 
-def unpacked_lines(file: io.BufferedReader, path: Path) -> Iterable[bytes]:
-    """Return the lines of an open raw file, which may be compressed. Raise a ParseError if it is damaged."""
+def unpacked_lines(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
+    """Yield the lines of an open raw file, which may be compressed. Raise a ParseError if it is damaged."""
+    if path.suffix != COMPRESSED:
+        yield from file
+        return
     try:
-        return io.BytesIO(read_unpacked(path)) if path.suffix == COMPRESSED else file
+        with open_unpacked(path) as unpacked:
+            while line := unpacked.readline(MOST_RECORD_BYTES + 1):
+                if len(line) > MOST_RECORD_BYTES:
+                    raise ValueError(f"a line is longer than {MOST_RECORD_BYTES >> 20} MiB")
+                yield line
     except ValueError as error:
         raise ParseError(f"{path} cannot be read: {error}.", "The file is damaged.") from error
 

@@ -76,7 +76,7 @@ COMPRESSED = ".gz"
 HIGHEST_RATIO = 200
 """Of unpacked to packed size. Texts reach about 10, traces about 30; deflate at most 1,032, Zstandard more than 10,000."""
 RATIO_COUNTS_FROM_BYTES = 16 << 20
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 
 
 def present(path: Path) -> Path:
@@ -85,20 +85,56 @@ def present(path: Path) -> Path:
     return packed if not path.exists() and packed.exists() else path
 
 
-def read_unpacked(path: Path) -> bytes:
-    """Return all bytes of a regular file, unpacked if its name ends with .gz. Raise as `open_ordinary` does, or ValueError."""
-    if path.suffix != COMPRESSED:
-        return read_bytes(path)
-    data = bytearray()
-    try:
-        with open_ordinary(path) as raw, gzip.GzipFile(fileobj=raw) as file:
-            while piece := file.read(_READ_BYTES):
-                data += piece
-                if len(data) > max(RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * raw.tell()):
-                    raise ValueError(f"it unpacks to more than {HIGHEST_RATIO} times its size")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"it is a damaged gzip file ({error})") from error
-    return bytes(data)
+def open_unpacked(path: Path) -> io.BufferedReader:
+    """Open a regular file, unpacked while it is read if its name ends with .gz. Raise as `open_ordinary` does.
+
+    Reading raises ValueError if the file is damaged or a bomb.
+    """
+    raw = open_ordinary(path)
+    return io.BufferedReader(_Unpacked(raw), _READ_BYTES) if path.suffix == COMPRESSED else raw
+
+
+class TooLargeError(ValueError):
+    """A file is larger than what is read of it."""
+
+
+def read_unpacked(path: Path, most: int) -> bytes:
+    """Return all bytes of a file as `open_unpacked` gives them. Raise as it does, or TooLargeError beyond `most` bytes."""
+    content = io.BytesIO()  # unlike pieces that are joined, it never holds the content twice
+    with open_unpacked(path) as file:
+        while piece := file.read(min(_READ_BYTES, most + 1 - content.tell())):
+            content.write(piece)
+            if content.tell() > most:
+                raise TooLargeError(f"it is larger than {most >> 20} MiB")
+    return content.getvalue()
+
+
+class _Unpacked(io.RawIOBase):
+    """The unpacked content of a gzip file."""
+
+    def __init__(self, packed: io.BufferedReader) -> None:
+        self._packed = packed
+        self._file = gzip.GzipFile(fileobj=packed)
+        self._size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
+        try:
+            data = self._file.read(len(buffer))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"it is a damaged gzip file ({error})") from error
+        self._size += len(data)
+        if self._size > max(RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * self._packed.tell()):
+            raise ValueError(f"it unpacks to more than {HIGHEST_RATIO} times its size")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        self._packed.close()
+        super().close()
 
 
 def read_text(path: Path) -> str:

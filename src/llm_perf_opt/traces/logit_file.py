@@ -54,7 +54,7 @@ def read_logits(facts_file: Path) -> Maybe[Logits]:
 
 def _arrays(path: Path) -> dict[str, Any]:
     """Return the arrays, none larger than the file may be; numpy's own reader trusts the shapes that a file states."""
-    content = read_unpacked(path)
+    content = read_unpacked(path, _MOST_BYTES)
     found = {}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:

@@ -21,7 +21,7 @@ from llm_perf_opt.core.user_files import open_ordinary
 Decimal = Literal[".", ","]
 
 _SPACES = re.compile(r"(?<=\d)[\s\u00a0\u202f\u2009'’](?=\d{3})")
-_INSTANCES = re.compile(r"\s*\([^()]*\)$")
+_INSTANCES = re.compile(r"(?<!\s)\s*\([^()]*\)$")  # tried once per run of spaces, not once per space
 _ABSENT = {"n/a", "(!) n/a", "nan", "-nan", "+nan", "inf", "-inf", "+inf", "no data", "(!) nan"}
 _PLAIN = re.compile(r"[+-]?\d+(?:[eE][+-]?\d+)?$")
 _GROUPED = {
@@ -137,7 +137,7 @@ def _prefixed(text: str) -> Unit:
 # --- launches ---------------------------------------------------------------------------------------------------------
 
 _SIZE = re.compile(r"\(?\s*(\d{1,10})\s*,\s*(\d{1,10})\s*,\s*(\d{1,10})\s*\)?$")
-_RANGE = re.compile(r'"(.*?)"(?=\s|$)', re.DOTALL)
+_CLOSING = re.compile(r'"(?=\s|$)')
 _NAME_REPEATED = re.compile(r"([^:]*):(.*):[^:]*:[^:]*:[^:]*:[^:]*:[^:]*:\2$", re.DOTALL)
 _LONGEST_RANGE = 4096
 _FIELDS_AFTER_NAME = 6
@@ -152,7 +152,11 @@ def size(cell: str) -> tuple[int, int, int] | None:
 
 def ranges(cell: str) -> tuple[str, ...]:
     """Return the ranges in `691  "LLM:decode:none:…"  "LLM:decode_step:…"` as `LLM@decode`, `LLM@decode_step`."""
-    return tuple(_range(text) for text in _RANGE.findall(cell))
+    found, opening = [], cell.find('"')
+    while opening >= 0 and (closing := _CLOSING.search(cell, opening + 1)):  # without one, no later quote has one either
+        found.append(_range(cell[opening + 1 : closing.start()]))
+        opening = cell.find('"', closing.end())
+    return tuple(found)
 
 
 def _range(text: str) -> str:

@@ -12,12 +12,15 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.user_files import open_ordinary
 
 MOST_BYTES = 4 * 2**20
+MOST_LINE_CHARS = 2**20
 MOST_SERIES = 2000
 """Limits of one file; the DCGM exporter writes about 30 series per GPU."""
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(?:[^"\\]|\\.)*"'
-_SAMPLE = re.compile(rf"({_NAME})(?:\s*\{{\s*({_LABEL}(?:\s*,\s*{_LABEL})*)?\s*,?\s*\}}\s*|\s+)(\S+)(?:\s+-?\d+)?")
+_LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"[^"\\]*(?:\\.[^"\\]*)*"'
+# Two neighbouring `\s*` would try every split of a run of spaces, so a character always stands between them.
+_LABELS = rf"\{{\s*(?:({_LABEL}(?:\s*,\s*{_LABEL})*)\s*)?(?:,\s*)?\}}"
+_SAMPLE = re.compile(rf"({_NAME})(?:\s*{_LABELS}\s*|\s+)(\S+)(?:\s+-?\d+)?")
 _TYPE = re.compile(rf"#\s*TYPE\s+({_NAME})\s+(counter|gauge|histogram|summary|untyped)")
 
 
@@ -62,7 +65,7 @@ def parse_prometheus(text: str) -> PrometheusText:
             if declared:
                 kinds[declared[1]] = declared[2]
             continue
-        sample = _SAMPLE.fullmatch(line)
+        sample = _SAMPLE.fullmatch(line) if len(line) <= MOST_LINE_CHARS else None  # a match takes 150 bytes per character
         value = _number(sample[3]) if sample else None
         if sample is None or value is None:
             odd += 1

@@ -24,7 +24,7 @@ from llm_perf_opt.core.machine_records import CounterReport, FoundCeilings, Tele
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_mapping, read_record, read_values
 from llm_perf_opt.core.serving_records import LoadPoint, ServerFacts
-from llm_perf_opt.core.user_files import COMPRESSED, read_text, read_unpacked
+from llm_perf_opt.core.user_files import COMPRESSED, open_unpacked, read_text
 from llm_perf_opt.profiling.nsight_pass import NCU_PROGRAM, NCU_SELFTEST, NCU_STAGES
 from llm_perf_opt.profiling.timelines import RecordedTrace, Timeline, read_recorded, timelines_of
 from llm_perf_opt.traces.ncu_csv import read_ncu
@@ -308,8 +308,11 @@ class RunReader:
 def _end_of(log: Path) -> tuple[int, bytes]:
     """Return the size of a log and its last bytes."""
     if log.suffix == COMPRESSED:
-        content = read_unpacked(log)
-        return len(content), content[-_LAST_BYTES:]
+        size, end = 0, b""
+        with open_unpacked(log) as unpacked:
+            while piece := unpacked.read(_LAST_BYTES):
+                size, end = size + len(piece), (end + piece)[-_LAST_BYTES:]
+        return size, end
     size = log.stat().st_size
     with log.open("rb") as file:
         file.seek(max(0, size - _LAST_BYTES))

@@ -18,11 +18,13 @@ from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, Se
 from llm_perf_opt.core.units import counted
 from llm_perf_opt.traces.serving.json_files import (
     NOT_FINISHED,
+    Kept,
     checked_ns,
     count_of,
     field_of,
     first_of,
     number_of,
+    plain,
     read_json,
     read_lines,
     refused,
@@ -58,8 +60,24 @@ class _Metadata(msgspec.Struct):
     was_cancelled: bool = False
 
 
-class _Metric(msgspec.Struct):
-    value: Any = None
+_NONE = msgspec.Raw(b"null")
+"""The value of a metric is a number or a list; it is decoded only where it is used, so that no other takes memory."""
+_MOST_DIGITS = 400
+
+
+class _Metric(msgspec.Struct, frozen=True):
+    value: msgspec.Raw = _NONE
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    request_latency: _Metric = _Metric()
+    time_to_first_token: _Metric = _Metric()
+    inter_chunk_latency: _Metric | None = None
+    usage_prompt_tokens: _Metric = _Metric()
+    input_sequence_length: _Metric = _Metric()
+    usage_completion_tokens: _Metric = _Metric()
+    output_token_count: _Metric = _Metric()
+    output_sequence_length: _Metric = _Metric()
 
 
 class _Error(msgspec.Struct):
@@ -70,8 +88,12 @@ class _Error(msgspec.Struct):
 
 class _Record(msgspec.Struct):
     metadata: _Metadata
-    metrics: dict[str, _Metric] = {}
+    metrics: _Metrics = _Metrics()
     error: _Error | None = None
+
+
+_SUMMARY = (*_OWN.values(), *_RATES.values(), "input_config", "aiperf_version", "start_time", "end_time")
+_Summary = msgspec.defstruct("_Summary", [(name, msgspec.Raw, _NONE) for name in _SUMMARY])
 
 
 def summary_of(path: Path) -> Path:
@@ -81,15 +103,16 @@ def summary_of(path: Path) -> Path:
 
 def read_aiperf(path: Path, cut_short: bool = False) -> list[LoadRecords]:
     """Return the requests of one measurement, without its warm-up."""
-    requests, warmup = [], 0
+    requests, warmup, kept = [], 0, Kept(path)
     for number, record in read_lines(path, _Record, cut_short=cut_short):
         if record.metadata.benchmark_phase == "warmup":
             warmup += 1
             continue
         try:
-            requests.append(_request(record, number))
+            requests.append(request := _request(record))
         except ValueError as error:
             raise refused(path, f"line {number}", error) from error
+        kept.add(len(request.token_ns), request.id, request.error)
     if not requests:
         raise ParseError(f"{path} has no request.", "The load generator did not finish; repeat the measurement.")
     requests.sort(key=lambda request: request.sent_ns)
@@ -97,7 +120,7 @@ def read_aiperf(path: Path, cut_short: bool = False) -> list[LoadRecords]:
     return [_with_summary(LoadRecords(NAME, tuple(requests), notes=notes), summary_of(path))]
 
 
-def _request(record: _Record, number: int) -> ServedRequest:
+def _request(record: _Record) -> ServedRequest:
     about = record.metadata
     sent, ended = about.request_start_ns, about.request_end_ns
     if not 0 < sent <= checked_ns(ended, "request_end_ns"):
@@ -136,10 +159,14 @@ def _error_of(record: _Record) -> str:
 
 
 def _nanoseconds(record: _Record, key: str) -> int | None:
-    metric = record.metrics.get(key)
-    if metric is None or metric.value is None:
-        return None
-    return _milliseconds(metric.value, key)
+    value = _number(record, key)
+    return None if value is None else _milliseconds(value, key)
+
+
+def _number(record: _Record, key: str) -> Any:
+    """Return the value of a metric that should be a number; a text for one that is too long to be one."""
+    value = getattr(record.metrics, key).value
+    return msgspec.json.decode(value) if memoryview(value).nbytes <= _MOST_DIGITS else "very long"
 
 
 def _milliseconds(value: Any, key: str) -> int:
@@ -150,12 +177,9 @@ def _milliseconds(value: Any, key: str) -> int:
 
 def _arrivals(record: _Record, first_ns: int) -> tuple[int, ...]:
     """Return when each chunk arrived: its gaps are recorded, the first token has a time of its own."""
-    metric = record.metrics.get("inter_chunk_latency")
-    gaps = [] if metric is None else metric.value
-    if not isinstance(gaps, list):
-        raise ValueError("inter_chunk_latency is not a list")
+    metric = record.metrics.inter_chunk_latency
     found = [first_ns]
-    for gap in gaps:
+    for gap in [] if metric is None else msgspec.json.decode(metric.value, type=list[float]):
         found.append(found[-1] + _milliseconds(gap, "inter_chunk_latency"))
     checked_ns(found[-1], "its last chunk")
     return tuple(found)
@@ -164,16 +188,17 @@ def _arrivals(record: _Record, first_ns: int) -> tuple[int, ...]:
 def _count(record: _Record, *keys: str) -> Maybe[int]:
     """Return the first of these counts that was recorded: the server's before the generator's own."""
     for key in keys:
-        metric = record.metrics.get(key)
-        if metric is not None and isinstance(metric.value, int | float):
-            return count_of(metric.value)
+        value = _number(record, key)
+        if isinstance(value, int | float):
+            return count_of(value)
     return Missing("not recorded")
 
 
 def _with_summary(found: LoadRecords, file: Path) -> LoadRecords:
     if not file.is_file():
         return _without_summary(found, file)
-    summary = read_json(file, dict[str, Any])
+    parts = read_json(file, _Summary)
+    summary = {name: plain(file, getattr(parts, name)) for name in _SUMMARY}
     own = {key: _statistics(summary.get(name)) for key, name in _OWN.items()}
     for key, name in _RATES.items():
         own[key] = statistics_of({"mean": number_of(field_of(summary, name, "avg"))}, 1)

@@ -11,11 +11,22 @@ import msgspec
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, ServedRequest
-from llm_perf_opt.traces.serving.json_files import checked_ns, count_of, ns_of, read_json, refused, statistics_of, text_of
+from llm_perf_opt.traces.serving.json_files import (
+    Kept,
+    checked_ns,
+    count_of,
+    ns_of,
+    plain,
+    read_json,
+    refused,
+    statistics_of,
+    text_of,
+)
 
 NAME = "vllm bench serve"
 _MS = 1e6
 _OWN = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+_STATISTICS = {"mean": "mean_{}_ms", "p50": "median_{}_ms", "p90": "p90_{}_ms", "p99": "p99_{}_ms"}
 _NOT_DETAILED = "Repeat the measurement with --save-result --save-detailed."
 
 
@@ -37,6 +48,10 @@ class _Result(msgspec.Struct):
     errors: list[str | None] = []
 
 
+_FIGURES = tuple(form.format(name) for name in _OWN.values() for form in _STATISTICS.values())
+_Figures = msgspec.defstruct("_Figures", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in _FIGURES])
+
+
 def read_bench_serve(path: Path, cut_short: bool = False) -> list[LoadRecords]:
     """Return the requests of one measurement. The file is written at its end, so a part of one is never valid."""
     found = read_json(path, _Result)
@@ -47,12 +62,13 @@ def read_bench_serve(path: Path, cut_short: bool = False) -> list[LoadRecords]:
         values = getattr(found, name)
         if len(values) != count and (values or name in ("itls", "output_lens")):
             raise ParseError(f"{path}: ttfts has {count} values, {name} {len(values)}.", _NOT_DETAILED)
-    requests = []
+    requests, kept = [], Kept(path)
     for number in range(count):
         try:
-            requests.append(_request(found, number))
+            requests.append(request := _request(found, number))
         except ValueError as error:
             raise refused(path, f"request {number}", error) from error
+        kept.add(len(request.token_ns), request.error)
     requests.sort(key=lambda request: request.sent_ns)
     asked, kind, arrival = _load_of(found)
     return [
@@ -62,7 +78,7 @@ def read_bench_serve(path: Path, cut_short: bool = False) -> list[LoadRecords]:
             asked=asked,
             kind=kind,
             arrival=arrival,
-            own=_own(read_json(path, dict[str, object]), found),
+            own=_own(path, found),
             clock="monotonic" if found.start_times else "none",
             model=text_of(found.model_id),
             duration_s=found.duration,
@@ -103,15 +119,16 @@ def _load_of(found: _Result) -> tuple[Maybe[float], LoadKind, Maybe[Arrival]]:
     return float(found.num_prompts), "concurrency", "burst"
 
 
-def _own(plain: dict[str, object], found: _Result) -> dict[str, dict[str, float]]:
+def _own(path: Path, found: _Result) -> dict[str, dict[str, float]]:
+    figures = read_json(path, _Figures)
+
     def number(key: str) -> float | None:
-        value = plain.get(key)
+        value = plain(path, getattr(figures, key))
         return float(value) if isinstance(value, int | float) else None
 
     own = {}
     for key, name in _OWN.items():
-        named = {"mean": f"mean_{name}_ms", "p50": f"median_{name}_ms", "p90": f"p90_{name}_ms", "p99": f"p99_{name}_ms"}
-        own[key] = statistics_of({statistic: number(field) for statistic, field in named.items()}, _MS)
+        own[key] = statistics_of({statistic: number(form.format(name)) for statistic, form in _STATISTICS.items()}, _MS)
     own["request_rate"] = statistics_of({"mean": found.request_throughput}, 1)
     own["output_rate"] = statistics_of({"mean": found.output_throughput}, 1)
     return {key: values for key, values in own.items() if values}

@@ -8,15 +8,17 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, ServedRequest
 from llm_perf_opt.traces.serving.json_files import (
     NOT_FINISHED,
+    Kept,
     count_of,
     field_of,
     ns_of,
     number_of,
+    plain,
     read_json,
     refused,
     statistics_of,
@@ -45,7 +47,11 @@ SHARING_VERSION = "0.8.1"
 """The version that was measured; others may do the same, which the checks of the generator show."""
 
 
-class _Timings(msgspec.Struct):
+MOST_LOADS = 1000
+_NONE = msgspec.Raw(b"null")
+
+
+class _Timings(msgspec.Struct, frozen=True, gc=False):
     request_start: float | None = None
     request_end: float | None = None
     resolve_end: float | None = None
@@ -56,46 +62,49 @@ class _Timings(msgspec.Struct):
     last_iteration: float | None = None
 
 
-class _Info(msgspec.Struct):
-    timings: _Timings = msgspec.field(default_factory=_Timings)
+class _Info(msgspec.Struct, frozen=True, gc=False):
+    timings: _Timings = _Timings()  # shared, because millions of empty ones would take much memory
     error: str | None = None
 
 
-class _Request(msgspec.Struct):
+class _Request(msgspec.Struct, frozen=True, gc=False):
     request_id: str = ""
-    info: _Info = msgspec.field(default_factory=_Info)
+    info: _Info = _Info()
     prompt_tokens: float | None = None
     output_tokens: float | None = None
 
 
 class _Requests(msgspec.Struct):
-    successful: list[_Request] = []
-    errored: list[_Request] = []
-    incomplete: list[_Request] = []
+    successful: tuple[_Request, ...] = ()
+    errored: tuple[_Request, ...] = ()
+    incomplete: tuple[_Request, ...] = ()
 
 
 class _Benchmark(msgspec.Struct):
     requests: _Requests
-    config: Any = None
-    metrics: Any = None
+    config: msgspec.Raw = _NONE
+    metrics: msgspec.Raw = _NONE
     duration: float | None = None
 
 
 class _File(msgspec.Struct):
     benchmarks: list[_Benchmark]
-    metadata: Any = None
+    metadata: msgspec.Raw = _NONE
 
 
 def read_guidellm(path: Path, cut_short: bool = False) -> list[LoadRecords]:
     """Return the requests of each load. The file is written at the end, so a part of one is never valid."""
     found = read_json(path, _File)
-    loads = [_load(path, found, number) for number in range(len(found.benchmarks))]
+    if len(found.benchmarks) > MOST_LOADS:
+        raise ResourceError(f"{path} has more than {MOST_LOADS:,} loads.", "Import a shorter measurement.")
+    kept = Kept(path)
+    loads = [_load(path, found, number, kept) for number in range(len(found.benchmarks))]
     if not any(load.requests for load in loads):
         raise ParseError(f"{path} has no request.", "The load generator did not finish; repeat the measurement.")
     return loads
 
 
-def _load(path: Path, found: _File, number: int) -> LoadRecords:
+def _load(path: Path, found: _File, number: int, kept: Kept) -> LoadRecords:
     benchmark = found.benchmarks[number]
     requests: list[ServedRequest] = []
     for outcome in ("successful", "errored", "incomplete"):
@@ -104,10 +113,13 @@ def _load(path: Path, found: _File, number: int) -> LoadRecords:
                 made = _request(request, outcome, place)
             except ValueError as error:
                 raise refused(path, f"benchmark {number}, {outcome} request {place}", error) from error
-            requests += [] if made is None else [made]
+            if made is not None:
+                kept.add(len(made.token_ns), made.id, made.error)
+                requests.append(made)
     requests.sort(key=lambda request: request.sent_ns)
-    asked, kind, arrival = _asked(benchmark)
-    version = text_of(field_of(found.metadata, "guidellm_version"))
+    config = plain(path, benchmark.config)
+    asked, kind, arrival = _asked(config)
+    version = text_of(field_of(plain(path, found.metadata), "guidellm_version"))
     return LoadRecords(
         generator=NAME,
         requests=tuple(requests),
@@ -115,10 +127,10 @@ def _load(path: Path, found: _File, number: int) -> LoadRecords:
         asked=asked,
         kind=kind,
         arrival=arrival,
-        own=_own(benchmark.metrics),
+        own=_own(plain(path, benchmark.metrics)),
         notes=(SHARED_SEED,) if arrival == "poisson" and version == SHARING_VERSION else (),
-        model=text_of(field_of(benchmark.config, "backend", "model")),
-        url=text_of(field_of(benchmark.config, "backend", "target")),
+        model=text_of(field_of(config, "backend", "model")),
+        url=text_of(field_of(config, "backend", "target")),
         duration_s=Missing("not recorded") if benchmark.duration is None else benchmark.duration,
     )
 
@@ -148,8 +160,8 @@ def _request(request: _Request, outcome: str, number: int) -> ServedRequest | No
     )
 
 
-def _asked(benchmark: _Benchmark) -> tuple[Maybe[float], LoadKind, Maybe[Arrival]]:
-    strategy = field_of(benchmark.config, "strategy")
+def _asked(config: Any) -> tuple[Maybe[float], LoadKind, Maybe[Arrival]]:
+    strategy = field_of(config, "strategy")
     kind = str(field_of(strategy, "type_"))
     arrival = _ARRIVALS.get(kind, Missing(f"its strategy is {kind[:40]!r}"))
     rate, streams = (number_of(field_of(strategy, key)) for key in ("rate", "streams"))

@@ -1,8 +1,9 @@
 """Read JSON and JSON lines of load generators. An error names the file, the line and the field."""
 
 import io
-import json
 import math
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,14 +12,23 @@ import msgspec
 
 from llm_perf_opt.core.errors import ParseError, ResourceError, words_of
 from llm_perf_opt.core.missing import Maybe, Missing
-from llm_perf_opt.core.user_files import COMPRESSED, open_ordinary, read_unpacked
+from llm_perf_opt.core.user_files import TooLargeError, open_unpacked, read_unpacked
 
 R = TypeVar("R")
 
-MOST_BYTES = 1 << 30
-"""The largest file that is read. A million requests of 128 tokens take about half of it."""
-MOST_LINE_BYTES = 64 << 20
+MOST_BYTES = 96 << 20
+"""The largest JSON file that is read, unpacked; a token takes about 20 bytes. JSON lines are not read as a whole."""
+MOST_VALUES = 6_000_000
+"""How many values a JSON file may have. Decoded, one takes up to 50 bytes even if it takes two in the file."""
+MOST_LINE_BYTES = 8 << 20
 MOST_REQUESTS = 2_000_000
+MOST_KEPT_BYTES = 400_000_000
+"""How much memory the requests, spans or samples of a file may take: 70,000 requests of 128 tokens."""
+MOST_PART_BYTES = 1 << 20
+"""How long a value of unknown shape may be to be decoded; real ones take a few thousand bytes."""
+_RECORD_BYTES, _NUMBER_BYTES = 600, 40
+"""What a request and each of its tokens take."""
+_ODD_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(NaN|-?Infinity)', re.DOTALL)
 HEAD_BYTES = 1 << 16
 """How much of a file is read to recognize its format."""
 LATEST_NS = 4 * 10**18
@@ -31,7 +41,8 @@ _REMEDY = "The file is damaged, or another version of the tool wrote it. Copy it
 def head_of(path: Path) -> bytes:
     """Return the first bytes of a file, unpacked. Raise a ParseError if it is empty or cannot be read."""
     try:
-        content = read_unpacked(path)[:HEAD_BYTES] if path.suffix == COMPRESSED else _first_bytes(path)
+        with open_unpacked(path) as file:
+            content = file.read(HEAD_BYTES)
     except (OSError, ValueError) as error:
         raise ParseError(f"{path} cannot be read: {words_of(error)}.", "Check the path.") from error
     if not content.strip():
@@ -39,29 +50,35 @@ def head_of(path: Path) -> bytes:
     return content
 
 
-def _first_bytes(path: Path) -> bytes:
-    with open_ordinary(path) as file:
-        return file.read(HEAD_BYTES)
-
-
 def read_json(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError."""
     content = _content(path)
+    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:  # there are at most as many values
+        raise ResourceError(f"{path} has more than {MOST_VALUES:,} values.", "Import a shorter measurement.")
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
         raise ParseError(f"{path}: {error}.", _REMEDY) from error
     except (ValueError, RecursionError) as error:
-        if any(word in content for word in (b"NaN", b"Infinity")):  # Python writes them; JSON has none
-            return _with_odd_numbers(path, content, kind)
-        raise ParseError(f"{path}, line {_line_of(content, error)}: {words_of(error)}.", _REMEDY) from error
-
-
-def _with_odd_numbers(path: Path, content: bytes, kind: type[R]) -> R:
+        if not any(word in content for word in (b"NaN", b"Infinity")):  # Python writes them; JSON has none
+            raise ParseError(f"{path}, line {_line_of(content, error)}: {words_of(error)}.", _REMEDY) from error
+    content = _without_odd_numbers(content)
     try:
-        return msgspec.convert(json.loads(content, parse_constant=lambda _: None), type=kind)
+        return msgspec.json.decode(content, type=kind)
     except (ValueError, RecursionError) as error:
         raise ParseError(f"{path}: {words_of(error)}.", _REMEDY) from error
+
+
+def _without_odd_numbers(content: bytes) -> bytes:
+    """Return JSON with null for NaN and Infinity; `json` decodes them, but also builds everything that is not used."""
+    made, done = io.BytesIO(), 0
+    for found in _ODD_NUMBER.finditer(content):
+        if found[1]:
+            made.write(memoryview(content)[done : found.start()])
+            made.write(b"null")
+            done = found.end()
+    made.write(memoryview(content)[done:])
+    return made.getvalue()
 
 
 def _line_of(content: bytes, error: BaseException) -> int:
@@ -73,41 +90,55 @@ def _line_of(content: bytes, error: BaseException) -> int:
 def read_lines(path: Path, kind: type[R], *, cut_short: bool = False) -> Iterator[tuple[int, R]]:
     """Yield each line of a JSON lines file with its number. With `cut_short`, an incomplete last line is left out."""
     decoder = msgspec.json.Decoder(kind)
-    with _opened(path) as file:
-        for number in range(1, MOST_REQUESTS + 1):
-            line = file.readline(MOST_LINE_BYTES + 1)
-            if not line:
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            yield number, decoder.decode(line)
+        except (ValueError, RecursionError) as error:
+            if cut_short and not line.endswith(b"\n"):
                 return
-            if len(line) > MOST_LINE_BYTES:
-                raise ParseError(f"{path}, line {number} is longer than {MOST_LINE_BYTES >> 20} MiB.", _REMEDY)
-            if not line.strip():
-                continue
-            try:
-                yield number, decoder.decode(line)
-            except (ValueError, RecursionError) as error:
-                if cut_short and not line.endswith(b"\n"):
-                    return
-                ends = "" if line.endswith(b"\n") else " The file ends in the middle of it."
-                raise ParseError(f"{path}, line {number}: {words_of(error)}.{ends}", _REMEDY) from error
-    raise ResourceError(f"{path} has more than {MOST_REQUESTS:,} lines.", "Import a shorter measurement.")
+            ends = "" if line.endswith(b"\n") else " The file ends in the middle of it."
+            raise ParseError(f"{path}, line {number}: {words_of(error)}.{ends}", _REMEDY) from error
 
 
-def _opened(path: Path) -> Any:
-    if path.suffix == COMPRESSED:
-        return io.BytesIO(_content(path))
+def _lines(path: Path) -> Iterator[bytes]:
     try:
-        return open_ordinary(path)
-    except OSError as error:
+        with open_unpacked(path) as file:
+            for number in range(1, MOST_REQUESTS + 1):
+                line = file.readline(MOST_LINE_BYTES + 1)
+                if not line:
+                    return
+                if len(line) > MOST_LINE_BYTES:
+                    raise ParseError(f"{path}, line {number} is longer than {MOST_LINE_BYTES >> 20} MiB.", _REMEDY)
+                yield line
+    except (OSError, ValueError) as error:
         raise ParseError(f"{path} cannot be read: {words_of(error)}.", "Check the path.") from error
+    raise ResourceError(f"{path} has more than {MOST_REQUESTS:,} lines.", "Import a shorter measurement.")
 
 
 def _content(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ResourceError(f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Import a shorter measurement.")
-        return read_unpacked(path)
+        return read_unpacked(path, MOST_BYTES)
+    except TooLargeError as error:
+        raise ResourceError(f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Import a shorter measurement.") from error
     except (OSError, ValueError) as error:
         raise ParseError(f"{path} cannot be read: {words_of(error)}.", "Check the path.") from error
+
+
+class Kept:
+    """How much memory the records take that are kept of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._left = MOST_KEPT_BYTES
+
+    def add(self, numbers: int, *texts: str) -> None:
+        """Count a record. Raise a ResourceError if all of them take too much memory."""
+        self._left -= _RECORD_BYTES + _NUMBER_BYTES * numbers + sum(map(sys.getsizeof, texts))
+        if self._left < 0:
+            what = f"The records of {self._path} take more than {MOST_KEPT_BYTES / 1e6:.0f} MB of memory."
+            raise ResourceError(what, "Import a shorter measurement.")
 
 
 def ns_of(seconds: float, what: str) -> int:
@@ -142,6 +173,14 @@ def statistics_of(found: dict[str, float | None], scale: float) -> dict[str, flo
 
 
 # --- values of unknown shape ----------------------------------------------------------------------------------------------
+
+
+def plain(path: Path, value: msgspec.Raw, most: int = MOST_PART_BYTES) -> Any:
+    """Return a part of a file as plain objects, which can take fifty times its bytes; None if it is longer than `most` bytes."""
+    try:
+        return msgspec.json.decode(value) if memoryview(value).nbytes <= most else None
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"{path}: {words_of(error)}.", _REMEDY) from error
 
 
 def field_of(value: Any, *keys: str) -> Any:

@@ -12,7 +12,7 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import MetricsSample, RequestSpan
 from llm_perf_opt.traces.prometheus import read_prometheus
-from llm_perf_opt.traces.serving.json_files import checked_ns, head_of, ns_of, number_of, read_lines, refused
+from llm_perf_opt.traces.serving.json_files import Kept, checked_ns, head_of, ns_of, number_of, read_lines, refused
 
 _ID = "gen_ai.request.id"
 _QUEUE, _PREFILL, _DECODE = (f"gen_ai.latency.time_in_{name}" for name in ("queue", "model_prefill", "model_decode"))
@@ -45,14 +45,16 @@ class _Line(msgspec.Struct):
 
 def read_spans(path: Path, *, cut_short: bool = False) -> tuple[RequestSpan, ...]:
     """Return the spans of requests, in order of their start; other spans, such as loading the model, are left out."""
-    found = []
+    found, kept = [], Kept(path)
     for number, line in read_lines(path, _Line, cut_short=cut_short):
         for span in (span for resource in line.resourceSpans for scope in resource.scopeSpans for span in scope.spans):
             try:
                 made = _span(span)
             except ValueError as error:
                 raise refused(path, f"line {number}", error) from error
-            found += [] if made is None else [made]
+            if made is not None:
+                kept.add(0, made.id)
+                found.append(made)
     return tuple(sorted(found, key=lambda span: (span.start_ns, span.id)))
 
 
@@ -88,12 +90,13 @@ def _optional(value: Any) -> Maybe[int]:
 
 def read_samples(path: Path, *, cut_short: bool = False) -> tuple[MetricsSample, ...]:
     """Return scrapes of a server's metrics in order of time, from JSON lines of `MetricsSample`."""
-    found = []
+    found, kept = [], Kept(path)
     for number, sample in read_lines(path, MetricsSample, cut_short=cut_short):
         try:
             checked_ns(sample.at_ns, "at_ns")
         except ValueError as error:
             raise refused(path, f"line {number}", error) from error
+        kept.add(len(sample.series), *sample.series)
         found.append(sample)
     return tuple(sorted(found, key=lambda sample: sample.at_ns))
 

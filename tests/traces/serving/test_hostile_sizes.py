@@ -1,0 +1,146 @@
+"""Hostile files of load generators and servers: reading them stays below a gigabyte, and what is not used takes nothing."""
+
+import gzip
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from command import HANG_S
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.traces.serving import json_files
+from llm_perf_opt.traces.serving.load_file import format_of, read_load
+
+FILES = Path(__file__).parents[2] / "fixtures" / "serving"
+AIPERF, BENCH, GUIDELLM = (FILES / name for name in ("profile_export.jsonl", "vllm_bench_serve.json", "guidellm.json"))
+
+READ = """
+import resource, sys
+from pathlib import Path
+from llm_perf_opt.core.errors import LlmPerfError
+from llm_perf_opt.traces.serving.load_file import read_load
+from llm_perf_opt.traces.serving.server_files import read_samples, read_spans
+read = {"spans.jsonl": read_spans, "metrics.jsonl": read_samples}.get(Path(sys.argv[1]).name, read_load)
+try:
+    print(f"{len(read(Path(sys.argv[1])))} read")
+except LlmPerfError as error:
+    print(error.fact.replace("\\n", " ")[:200])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+RECORD = b'{"metadata":{"request_start_ns":1,"request_end_ns":2},"metrics":{%s}}\n'
+BENCH_HEAD = b'{"num_prompts":1,"request_rate":1,"duration":1,"output_lens":[],'
+SPAN = b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"attributes":[%s]}]}]}]}\n'
+GUIDELLM_HEAD = b'{"guidellm_version":1,"benchmarks":[{"requests":{"successful":['
+
+
+def repeated(value: bytes, size: int) -> bytes:
+    """Return values separated by commas, about `size` bytes."""
+    return value + (b"," + value) * (size // (len(value) + 1) - 1)
+
+
+def aiperf_metric(name: bytes, value: bytes, size: int) -> bytes:
+    return RECORD % (b'"%s":{"value":[%s]}' % (name, repeated(value, size)))
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "metric that is not used": lambda: aiperf_metric(b"other", b"[]", 8_000_000),
+    "metric that is too long": lambda: aiperf_metric(b"other", b"[]", 60_000_000),
+    "number that is a list": lambda: aiperf_metric(b"request_latency", b"[]", 8_000_000),
+    "chunks": lambda: aiperf_metric(b'time_to_first_token":{"value":1},"inter_chunk_latency', b"0", 8_000_000) * 12,
+    "requests": lambda: RECORD % b"" * 1_900_000,
+    "bench serve: gaps": lambda: BENCH_HEAD + b'"itls":[' + repeated(b"[1]", 128_000_000) + b"]}",
+    "bench serve: gaps within the limit": lambda: BENCH_HEAD + b'"itls":[' + repeated(b"[1]", 11_900_000) + b"]}",
+    "bench serve: a wide text": lambda: BENCH_HEAD + b'"errors":["' + b"x" * (95 << 20) + b'\\ud83d\\ude00"]}',
+    "bench serve: a wide text and not finite": lambda: (
+        BENCH_HEAD + b'"x":NaN,"errors":["' + b"x" * (95 << 20) + b'\\ud83d\\ude00"]}'
+    ),
+    "bench serve: figures": lambda: BENCH_HEAD + b'"mean_ttft_ms":[' + repeated(b"[]", 8_000_000) + b'],"ttfts":[1],"itls":[[]]}',
+    "bench serve: not finite": lambda: BENCH_HEAD + b'"x":[' + repeated(b'{"":0}', 20_000_000) + b'],"ttfts":[NaN]}',
+    "spans.jsonl: attributes": lambda: (
+        SPAN % repeated(b'{"key":"x","value":%s}' % (b'{"":' * 900 + b"1" + b"}" * 900), 7_900_000)
+    ),
+    "spans.jsonl: scopes": lambda: b'{"resourceSpans":[' + repeated(b'{"scopeSpans":[{}]}', 8_000_000) + b"]}",
+    "spans.jsonl: empty": lambda: b'{"resourceSpans":[' + repeated(b"{}", 8_000_000) + b"]}",
+    "metrics.jsonl: series": lambda: b"".join(
+        b'{"at_ns":1,"series":{' + b",".join(b'"%d%06d":1' % (line, place) for place in range(500_000)) + b"}}\n"
+        for line in range(9)
+    ),
+    "guidellm: requests": lambda: GUIDELLM_HEAD + repeated(b'{"info":{"timings":{"request_start":1}}}', 48_000_000) + b"]}}]}",
+    "guidellm: empty": lambda: GUIDELLM_HEAD + repeated(b'{"info":{"timings":{}}}', 35_000_000) + b"]}}]}",
+    "guidellm: loads": lambda: b'{"guidellm_version":1,"benchmarks":[' + repeated(b'{"requests":{}}', 31_000_000) + b"]}",
+}
+
+
+def reading(file: Path) -> tuple[str, int]:
+    """Read a file in a process of its own and remove it. Return what came of it, and the most memory."""
+    done = subprocess.run([sys.executable, "-c", READ, file], capture_output=True, text=True, check=True, timeout=HANG_S)
+    file.unlink()
+    outcome, kilobytes = done.stdout.splitlines()
+    return outcome, 1024 * int(kilobytes)
+
+
+def peak_of(action: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_not_used_takes_no_memory(tmp_path: Path) -> None:
+    lists = b"[" + repeated(b"[]", 1_000_000) + b"]"
+    records = tmp_path / "profile_export.jsonl"
+    records.write_bytes(RECORD % (b'"other":{"value":%s}' % lists))
+    assert peak_of(lambda: read_load(records)) < 4_000_000
+    records.write_bytes(RECORD % b"")
+    for key in ("other", "input_config", "time_to_first_token"):
+        (tmp_path / "profile_export_aiperf.json").write_bytes(b'{"%s":{"avg":%s}}' % (key.encode(), lists))
+        assert peak_of(lambda: read_load(records)) < (4_000_000 if key == "other" else 80_000_000)
+    bench = tmp_path / "bench.json"
+    bench.write_bytes(BENCH.read_bytes().rstrip()[:-1] + b',"other":%s}' % lists)
+    assert peak_of(lambda: read_load(bench)) < 4_000_000
+
+
+def test_the_format_of_a_packed_file_is_recognized_from_its_first_bytes(tmp_path: Path) -> None:
+    packed = tmp_path / "load.gz"
+    packed.write_bytes(gzip.compress(AIPERF.read_bytes() + b"\n" * (12 << 20)))
+    assert peak_of(lambda: format_of(packed)) < 1 << 20
+    lines = tmp_path / "load.jsonl.gz"
+    lines.write_bytes(gzip.compress(AIPERF.read_bytes()))
+    assert read_load(lines)[0].requests == read_load(AIPERF)[0].requests
+
+
+def test_a_packed_file_is_refused_at_its_unpacked_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_files, "MOST_BYTES", 2 << 20)
+    packed = tmp_path / "load.gz"
+    packed.write_bytes(gzip.compress(BENCH.read_bytes() + b" " * (12 << 20)))
+
+    def refused() -> None:
+        with pytest.raises(ResourceError, match="larger than 2 MiB"):
+            read_load(packed)
+
+    assert peak_of(refused) < 4 << 20
+
+
+def test_too_many_values_or_records_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_files, "MOST_KEPT_BYTES", 5000)
+    for file in (AIPERF, BENCH, GUIDELLM):
+        with pytest.raises(ResourceError, match="records of"):
+            read_load(file)
+    monkeypatch.setattr(json_files, "MOST_VALUES", 300)
+    with pytest.raises(ResourceError, match="300 values"):
+        read_load(BENCH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_reading_stays_below_a_gigabyte(hostile: str, tmp_path: Path) -> None:
+    file = tmp_path / hostile.partition(":")[0].replace(" ", "_")
+    file.write_bytes(HOSTILE[hostile]())
+    outcome, most = reading(file)
+    assert most < 1e9, outcome
