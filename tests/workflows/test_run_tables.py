@@ -18,6 +18,7 @@ from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.warnings import WarningId
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
+from llm_perf_opt.traces.trace_tables import connect
 from llm_perf_opt.workflows import analyze_run as analyze_module
 from llm_perf_opt.workflows.analyze_run import report_run
 from llm_perf_opt.workflows.analyze_trace import analyze_source
@@ -91,9 +92,13 @@ def test_a_table_that_unpacks_to_gigabytes_is_refused(run: RunFolder) -> None:
     columns = ", ".join(f"1::bigint as {name}" for name in "abcdefghij")
     duckdb.execute(f"copy (select {columns} from range(12000000)) to '{file}' (format parquet, compression zstd)")
     assert file.stat().st_size < 1e6
-    with pytest.raises(ParseError, match="The table stages of this run needs more than 700MB"):
+    with pytest.raises(ParseError, match=r"The tables of this run need more than 700MB of memory, with stages\.parquet"):
         Queries(run.path).ask("select count(*) from stages")
     assert Queries(run.path).ask("select count(*) from kernels").rows[0][0] > 1000
+    file.unlink()
+    setting = "select current_setting('temp_directory')"
+    assert Queries(run.path).ask(setting).rows == [connect().execute(setting).fetchone()], "a query may spill to disk"
+    assert Queries(run.path).ask("select current_setting('memory_limit') like '%GiB'").rows == [(True,)]
 
 
 def test_findings_are_kept_for_other_programs(run: RunFolder) -> None:

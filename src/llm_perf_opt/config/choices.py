@@ -154,7 +154,7 @@ def assignments(word: str, options: Mapping[str, tuple[str, ...]]) -> list[str]:
         return []
     if word in options:
         return [f"{word}=NAME"]
-    if word.startswith((".", "/", "~")):
+    if word.startswith((".", "/")):
         return [f"model=hf model.path={word}"]
     shown = [(group, name) for group, names in options.items() for name in names if (group, name) not in HIDDEN_OPTIONS]
     other_names = [f"{group}={name}" for (group, called), name in MEANT.items() if called == word.casefold()]

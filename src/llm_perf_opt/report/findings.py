@@ -262,14 +262,14 @@ def trial_words(trial: "Trial") -> str:
 
 
 def _verdict(trial: "Trial") -> str:
+    from llm_perf_opt.analysis.comparison.statistics import LEAST_REPEATS  # imports numpy
+
     if trial.saving_ns is None or trial.error is None or trial.spread_ns is None:
         return "n/a"
     of_rate = trial.kind == THROUGHPUT
     error = 1 / (1 + trial.error) - 1 if of_rate else trial.error
     near = f"predicted {'tokens/s' if of_rate else 'time'} {signed_percent(error, 0)}"
     near += "; the tokens differ" if trial.same_tokens is False else ""
-    from llm_perf_opt.analysis.comparison.statistics import LEAST_REPEATS
-
     if trial.repeats is not None and trial.repeats < LEAST_REPEATS:
         return f"{trial.repeats} repeat{'s are' if trial.repeats > 1 else ' is'} too few to tell; {near}"
     if abs(trial.saving_ns) <= trial.spread_ns:

@@ -39,8 +39,11 @@ class ParallelRequest:
 
     @property
     def share(self) -> float:
-        """The share of the memory for weights and cache."""
-        return MEMORY_SHARE if self.memory_share is None else self.memory_share
+        """The share of the memory for weights and cache. Raise ConfigError if it is none."""
+        found = MEMORY_SHARE if self.memory_share is None else self.memory_share
+        if not 0 < found <= 1:
+            raise ConfigError(f"--memory-share {found:g} is not a share of the memory.", "Give one above 0 and up to 1.")
+        return found
 
     @property
     def given(self) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, disk_error, there
-from llm_perf_opt.core.user_files import check_ordinary, parquet_rows, quoted
+from llm_perf_opt.core.user_files import check_ordinary, literal, parquet_rows, quoted
 from llm_perf_opt.traces.trace_tables import write_rows
 
 if TYPE_CHECKING:
@@ -131,19 +131,22 @@ class Queries:
         """Copy these tables of the run's folder into memory. Raise a ParseError if one is too large."""
         import duckdb
 
-        limits = {"memory_limit": _MOST_MEMORY, "temp_directory": ""}  # a file of a kilobyte may have millions of rows
-        for name, value in limits.items():
-            connection.execute(f"set {name} = '{value}'")
+        (spills_to,) = connection.execute("select current_setting('temp_directory')").fetchone() or ("",)
+        for limit in (
+            f"memory_limit = '{_MOST_MEMORY}'",
+            "temp_directory = ''",
+        ):  # a kilobyte may hold millions of rows
+            connection.execute(f"set {limit}")
         for table in (table for table in tables if table in self._derived):
             try:
                 connection.execute(f"create table memory.main.{table} as select * from {self._derived[table]}")  # noqa: S608 - quoted
             except duckdb.OutOfMemoryException as error:
                 raise ParseError(
-                    f"The table {table} of this run needs more than {_MOST_MEMORY} of memory: its file is damaged.",
-                    "`llm-perf report RUN` writes it again.",
+                    f"The tables of this run need more than {_MOST_MEMORY} of memory, with {table}.parquet: a file is damaged.",
+                    "`llm-perf report RUN` writes them again.",
                 ) from error
-        for name in limits:
-            connection.execute(f"reset {name}")
+        connection.execute("reset memory_limit")
+        connection.execute(f"set temp_directory = {literal(spills_to)}")  # `reset` would leave none
 
 
 def _require_one_select(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:

@@ -18,7 +18,6 @@ from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.limits.hardware import MEMORY_SHARE, Hardware
 from llm_perf_opt.analysis.limits.links import Fabric, GroupLink, Link, group_link
 from llm_perf_opt.analysis.limits.roofline import RooflineTime, roofline_time
-from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Maybe, Missing
 
 _MOST_BATCH = 2**24
@@ -168,12 +167,6 @@ class Deployment:
     plan: Plan
     exchange: ExpertExchange = "all_gather"
     memory_share: float = MEMORY_SHARE
-
-    def __post_init__(self) -> None:
-        if not 0 < self.memory_share <= 1:
-            raise ConfigError(
-                f"--memory-share {self.memory_share:g} is not a share of the memory.", "Give one above 0 and up to 1."
-            )
 
     @cached_property
     def stages(self) -> tuple[DeviceStage, ...]:

@@ -179,7 +179,11 @@ def _arrivals(record: _Record, first_ns: int) -> tuple[int, ...]:
     """Return when each chunk arrived: its gaps are recorded, the first token has a time of its own."""
     metric = record.metrics.inter_chunk_latency
     found = [first_ns]
-    for gap in [] if metric is None else msgspec.json.decode(metric.value, type=list[float]):
+    try:
+        gaps = [] if metric is None else msgspec.json.decode(metric.value, type=list[float])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"inter_chunk_latency is not a list of numbers ({error})") from error
+    for gap in gaps:
         found.append(found[-1] + _milliseconds(gap, "inter_chunk_latency"))
     checked_ns(found[-1], "its last chunk")
     return tuple(found)

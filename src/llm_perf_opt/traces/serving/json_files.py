@@ -19,16 +19,17 @@ R = TypeVar("R")
 MOST_BYTES = 96 << 20
 """The largest JSON file that is read, unpacked; a token takes about 20 bytes. JSON lines are not read as a whole."""
 MOST_VALUES = 6_000_000
-"""How many values a JSON file may have. Decoded, one takes up to 50 bytes even if it takes two in the file."""
+"""How many values a JSON file may have, by its commas and brackets. Decoded, one takes up to 50 bytes, but two in the file."""
 MOST_LINE_BYTES = 8 << 20
 MOST_REQUESTS = 2_000_000
 MOST_KEPT_BYTES = 400_000_000
 """How much memory the requests, spans or samples of a file may take: 70,000 requests of 128 tokens."""
-MOST_PART_BYTES = 1 << 20
-"""How long a value of unknown shape may be to be decoded; real ones take a few thousand bytes."""
+MOST_PART_BYTES = 4 << 20
+"""How long a value of unknown shape may be; those of GuideLLM take about 100 kB."""
 _RECORD_BYTES, _NUMBER_BYTES = 600, 40
 """What a request and each of its tokens take."""
-_ODD_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(NaN|-?Infinity)', re.DOTALL)
+_QUOTE_OR_ODD_NUMBER = re.compile(rb'\\.|"|NaN|-?Infinity', re.DOTALL)
+"""Not whole texts: matching one takes memory for each of its escapes."""
 HEAD_BYTES = 1 << 16
 """How much of a file is read to recognize its format."""
 LATEST_NS = 4 * 10**18
@@ -54,7 +55,8 @@ def read_json(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError."""
     content = _content(path)
     if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:  # there are at most as many values
-        raise ResourceError(f"{path} has more than {MOST_VALUES:,} values.", "Import a shorter measurement.")
+        what = f"{path} has too many values: there are more than {MOST_VALUES:,} commas and brackets."
+        raise ResourceError(what, "Import a shorter measurement.")
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
@@ -71,9 +73,11 @@ def read_json(path: Path, kind: type[R]) -> R:
 
 def _without_odd_numbers(content: bytes) -> bytes:
     """Return JSON with null for NaN and Infinity; `json` decodes them, but also builds everything that is not used."""
-    made, done = io.BytesIO(), 0
-    for found in _ODD_NUMBER.finditer(content):
-        if found[1]:
+    made, done, in_text = io.BytesIO(), 0, False
+    for found in _QUOTE_OR_ODD_NUMBER.finditer(content):
+        if found[0] == b'"':
+            in_text = not in_text
+        elif not in_text and not found[0].startswith(b"\\"):
             made.write(memoryview(content)[done : found.start()])
             made.write(b"null")
             done = found.end()
@@ -175,10 +179,14 @@ def statistics_of(found: dict[str, float | None], scale: float) -> dict[str, flo
 # --- values of unknown shape ----------------------------------------------------------------------------------------------
 
 
-def plain(path: Path, value: msgspec.Raw, most: int = MOST_PART_BYTES) -> Any:
-    """Return a part of a file as plain objects, which can take fifty times its bytes; None if it is longer than `most` bytes."""
+def plain(path: Path, value: msgspec.Raw) -> Any:
+    """Return a part of a file as plain objects, which can take fifty times its bytes. Raise a ParseError if it is too long."""
+    if memoryview(value).nbytes > MOST_PART_BYTES:
+        raise ParseError(
+            f"{path} has a value of more than {MOST_PART_BYTES >> 20} MiB where settings or figures belong.", _REMEDY
+        )
     try:
-        return msgspec.json.decode(value) if memoryview(value).nbytes <= most else None
+        return msgspec.json.decode(value)
     except (ValueError, RecursionError) as error:
         raise ParseError(f"{path}: {words_of(error)}.", _REMEDY) from error
 
