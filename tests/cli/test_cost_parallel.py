@@ -282,6 +282,8 @@ def test_both_tables_agree_on_what_fits(share: str | None, fitting: list[bool]) 
     found = json.loads(cost("model=llama3_8b", "--hardware", "h100_sxm", *words, "--json").stdout)
     assert [row["fits"] for row in found["floors"]] == fitting
     assert [row["memory"]["fits"] for row in found["parallel"]] == fitting
+    text = cost("model=llama3_8b", "--hardware", "h100_sxm", *words).stdout
+    assert f"fits: weights and KV cache in {80 if share else 90} % of the nominal memory" in text
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from builders import clean_timings, manifest, torch_pass
 from command import HANG_S
+from llm_perf_opt.core import run_folder
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Manifest, PassRecord, TorchPass
 from llm_perf_opt.core.run_folder import RunFolder, read_record, read_values, write_record, write_whole
@@ -416,3 +417,13 @@ def test_a_number_that_nothing_measures_makes_a_file_damaged(tmp_path: Path, tex
     else:
         with pytest.raises(ParseError, match="beyond 64 bits"):
             read_record(file, dict[str, Any])
+
+
+def test_a_record_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "MOST_RECORD_VALUES", 5)
+    file = tmp_path / "record.json"
+    file.write_text('{"a": [1, 2, 3]}')
+    assert read_record(file, dict[str, Any]) == {"a": [1, 2, 3]}
+    file.write_text('{"a": [1, 2, 3, 4]}')
+    with pytest.raises(ParseError, match="may have more than 5 values"):
+        read_record(file, dict[str, Any])

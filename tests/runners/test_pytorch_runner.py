@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from llm_perf_opt.config.schema import CacheKind
 from llm_perf_opt.core.errors import ConfigError
@@ -88,6 +89,7 @@ def test_prompts_of_different_length_are_padded_as_generate_pads_them(model_type
 def test_flex_attention_sees_no_later_key_in_a_static_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its mask is a function that is called after the cache was updated. Without the compiler, which takes a minute for it."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(WrappedFlexAttention, "_instance", None)  # it keeps what was compiled
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
     model = small_model("llama")
     prompts = synthetic_prompts(1, 20, 97, seed=3)

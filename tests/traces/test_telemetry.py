@@ -18,6 +18,7 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure import nvml
+from llm_perf_opt.traces import pass_records
 from llm_perf_opt.traces.pass_records import read_telemetry
 
 
@@ -203,3 +204,11 @@ def test_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1_000_000
+
+
+def test_too_many_samples_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = as_written(WHOLE)
+    monkeypatch.setattr(pass_records, "MOST_SAMPLES", content.count(b"\n"))
+    assert read(tmp_path, content) == WHOLE
+    with pytest.raises(ParseError, match="has more than 6 lines"):
+        read(tmp_path, content + content)

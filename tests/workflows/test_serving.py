@@ -13,11 +13,13 @@ from llm_perf_opt.analysis.serving.knee import Knee
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.core.missing import Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
-from llm_perf_opt.core.serving_records import LoadPoint, ServerFacts
+from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords, ServerFacts
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.serving_document import serving_document
 from llm_perf_opt.report.terminal import render_text
+from llm_perf_opt.traces.serving.load_file import read_load
+from llm_perf_opt.workflows import load_reader
 from llm_perf_opt.workflows.import_load import ImportRequest, import_loads, safe_name
 from llm_perf_opt.workflows.run_listing import list_runs
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -63,6 +65,22 @@ def test_several_files_are_several_loads(tmp_path: Path) -> None:
     assert [point.point.asked for point in found.curve] == [8.0, 40.0]
     assert isinstance(found.knee, Knee)
     assert (found.knee.carried, found.knee.not_carried) == (8.0, 40.0)
+
+
+def test_a_file_with_several_loads_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = json.loads((FILES / "guidellm.json").read_bytes())
+    content["benchmarks"] *= 5
+    (tmp_path / "loads.json").write_text(json.dumps(content))
+    folder = import_loads(ImportRequest((tmp_path / "loads.json",), tmp_path / "run"), [])
+    read: list[Path] = []
+
+    def counted(path: Path, *, cut_short: bool) -> list[LoadRecords]:
+        read.append(path)
+        return read_load(path, cut_short=cut_short)
+
+    monkeypatch.setattr(load_reader, "read_load", counted)
+    assert len(analyze_serving(RunReader(folder)).points) == 5
+    assert len(read) == 1
 
 
 def test_metrics_are_kept_with_their_load(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
-from llm_perf_opt.core.user_files import COMPRESSED, check_folder, open_unpacked, present, read_text, read_unpacked
+from llm_perf_opt.core.user_files import COMPRESSED, check_folder, most_values, open_unpacked, present, read_text, read_unpacked
 
 R = TypeVar("R")
 
@@ -44,7 +44,9 @@ _COMPRESSIBLE = (
 )
 _ELSEWHERE = ", or choose another folder: hydra.run.dir=DIR for a run or a sweep, --out DIR for exec, serve and import"
 _TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
-MOST_RECORD_BYTES = 256 << 20
+MOST_RECORD_BYTES = 96 << 20
+MOST_RECORD_VALUES = 3_000_000
+"""Limits of a record, so that reading it takes less than a gigabyte. A plain dictionary of one value takes 200 bytes."""
 _LONG_NUMBER = re.compile(rb"\d{19}")
 """A file can only contain a number beyond 64 bits if it has this many digits in a row; others are not checked."""
 
@@ -318,6 +320,8 @@ def read_record(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError that names the file and the position."""
     try:
         content = read_unpacked(path, MOST_RECORD_BYTES)
+        if most_values(content) > MOST_RECORD_VALUES:
+            raise ValueError(f"it may have more than {MOST_RECORD_VALUES:,} values")
         if _LONG_NUMBER.search(content):
             check_plain(msgspec.json.decode(content))
         return msgspec.json.decode(content, type=kind)

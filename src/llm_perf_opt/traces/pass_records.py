@@ -24,6 +24,8 @@ MOST_OF_THE_WHOLE = 1.01
 """The most that prefill and decode may take of their request, on the clock of the device; measured: 0.9986 to 1."""
 TICK_NS = 1_000
 """The error of each time: device events have a resolution of half a microsecond."""
+MOST_SAMPLES = 1_000_000
+"""A day of one GPU at ten samples a second. In memory, they take about 500 MB."""
 MOST_BYTES = 2**50
 """A pebibyte, which no device or host has."""
 
@@ -185,6 +187,10 @@ def read_telemetry(path: Path) -> Telemetry:
     cpu: list[CpuSample] = []
     exporter: list[ExporterReading] = []
     for number, line in enumerate(_lines(path), 1):
+        if number > MOST_SAMPLES:
+            raise ParseError(
+                f"{path} has more than {MOST_SAMPLES:,} lines.", "Raise profiling.nvml.interval_s for so long a run."
+            )
         if line == b"\n":
             continue
         try:

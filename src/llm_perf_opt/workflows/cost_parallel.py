@@ -1,7 +1,7 @@
 """The part of `llm-perf cost` about several devices: the plan, and its rooflines, communication and memory for given sizes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
@@ -73,9 +73,10 @@ def parallel_rows(
 ) -> list[ParallelRow]:
     """Return a row per combination of sizes; none for a model with images on one device."""
     if architecture.vision_params:
-        if request.given:
+        given = replace(request, memory_share=None).given  # the first table uses the share
+        if given:
             raise ConfigError(
-                f"{request.given} works on text models only: how image encoders are split is not modeled.",
+                f"{given} works on text models only: how image encoders are split is not modeled.",
                 "Add --decoder-only to count the text decoder alone.",
             )
         return []

@@ -25,6 +25,8 @@ from llm_perf_opt.traces.serving.server_files import read_samples, read_spans
 
 R = TypeVar("R")
 
+LoadFiles = dict[tuple[int, int, bool], list[LoadRecords]]
+"""Device, inode and `cut_short` of files that were read: an imported file with several loads is linked to each of them."""
 _STEPS = (PREFILL, DECODE_STEP, STEP, MIXED_STEP)
 _BASE = "baseTimeNanoseconds"
 
@@ -46,20 +48,24 @@ def _has_point(path: Path) -> bool:
     return present(path / POINT_FILE).exists()
 
 
-def read_measured(folder: Path, point: LoadPoint) -> MeasuredLoad:
-    """Return a load with what its files hold. Damaged ones are Missing with the reason."""
+def read_measured(folder: Path, point: LoadPoint, files: LoadFiles) -> MeasuredLoad:
+    """Return a load with what its files hold. Damaged ones are Missing with the reason. What is read is added to `files`."""
     part = point.status != "complete"
     return MeasuredLoad(
         point,
-        _read(folder, point.file, "the generator left no file", lambda path: _records(path, point)),
+        _read(folder, point.file, "the generator left no file", lambda path: _records(path, point, files)),
         _read(folder, point.metrics, "the server's metrics were not sampled", lambda path: read_samples(path, cut_short=True)),
         _read(folder, point.spans, "the server recorded no spans", lambda path: read_spans(path, cut_short=part)),
         _read(folder, point.trace, "the server was not profiled", lambda path: step_times(read_trace(path))),
     )
 
 
-def _records(path: Path, point: LoadPoint) -> LoadRecords:
-    loads = read_load(path, cut_short=point.status != "complete")
+def _records(path: Path, point: LoadPoint, files: LoadFiles) -> LoadRecords:
+    status, cut_short = path.stat(), point.status != "complete"
+    key = (status.st_dev, status.st_ino, cut_short)
+    if key not in files:
+        files[key] = read_load(path, cut_short=cut_short)
+    loads = files[key]
     if not 0 <= point.part < len(loads):
         raise ParseError(f"{path} has {len(loads)} loads, and {POINT_FILE} names number {point.part}.")
     return loads[point.part]

@@ -128,14 +128,11 @@ class Queries:
             connection.close()
 
     def _load_derived(self, connection: "duckdb.DuckDBPyConnection", tables: Sequence[str]) -> None:
-        """Copy these tables of the run's folder into memory. Raise a ParseError if one is too large."""
+        """Copy these tables of the run's folder into memory. Raise a ParseError if one is damaged or too large."""
         import duckdb
 
         (spills_to,) = connection.execute("select current_setting('temp_directory')").fetchone() or ("",)
-        for limit in (
-            f"memory_limit = '{_MOST_MEMORY}'",
-            "temp_directory = ''",
-        ):  # a kilobyte may hold millions of rows
+        for limit in (f"memory_limit = '{_MOST_MEMORY}'", "temp_directory = ''"):  # a kilobyte may hold millions of rows
             connection.execute(f"set {limit}")
         for table in (table for table in tables if table in self._derived):
             try:
@@ -145,6 +142,9 @@ class Queries:
                     f"The tables of this run need more than {_MOST_MEMORY} of memory, with {table}.parquet: a file is damaged.",
                     "`llm-perf report RUN` writes them again.",
                 ) from error
+            except duckdb.Error as error:
+                what = f"{table}.parquet cannot be read: {_one_line(str(error))}"
+                raise ParseError(what, "`llm-perf report RUN` writes it again.") from error
         connection.execute("reset memory_limit")
         connection.execute(f"set temp_directory = {literal(spills_to)}")  # `reset` would leave none
 

@@ -31,7 +31,7 @@ from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.pass_records import read_telemetry, read_timings, read_torch_pass
 from llm_perf_opt.traces.trace_cache import CachedTrace, cached_trace
 from llm_perf_opt.workflows.analyze_ranks import analyze_rank_files
-from llm_perf_opt.workflows.load_reader import read_measured, read_points
+from llm_perf_opt.workflows.load_reader import LoadFiles, read_measured, read_points
 
 R = TypeVar("R")
 
@@ -202,7 +202,8 @@ class RunReader:
     @cached_property
     def loads(self) -> list[MeasuredLoad]:
         """The loads with what their files hold; ParseError if a point.json is damaged."""
-        return [read_measured(folder, point) for folder, point in self.load_points]
+        files: LoadFiles = {}
+        return [read_measured(folder, point, files) for folder, point in self.load_points]
 
     # --- counters ---------------------------------------------------------------------------------------------------
 

@@ -276,6 +276,23 @@ def test_a_run_ends_if_every_request_failed_or_was_cut(monkeypatch: pytest.Monke
             going._drive_one(going._rig(None, None), 5.0)
 
 
+def test_records_that_are_too_large_fail_their_load_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    facts = ServerFacts("http://127.0.0.1:1", "tiny")
+    prepared = Prepared(request(), locate_generator("aiperf", Path(sys.executable)), RUNTIME, facts, "")
+    going = capture._Capture(prepared, RunFolder.create(tmp_path / "run"), Heard())
+    (going._folder.raw("load_01")).mkdir(parents=True)
+
+    def too_large(*_: object, **__: object) -> list[LoadRecords]:
+        raise ResourceError("They take more than 400 MB of memory.", "Send fewer.")
+
+    monkeypatch.setattr(load, "read_load", too_large)
+    made = LoadPoint(1, "rate", 5.0, "poisson", "x", "f", 6, 0, 0, "partial")
+    ended = load._ended(going._rig(None, None), made, going._load(1, 5.0, 6), None, None)
+    assert (ended.point.status, ended.outcome) == ("failed", None)
+    assert ended.error is not None
+    assert "more than 400 MB" in ended.error.fact
+
+
 @pytest.mark.slow
 def test_a_server_without_a_profiler_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, profile in enumerate((None, 50.0)):

@@ -135,8 +135,8 @@ def test_a_refused_export_does_not_break_the_connection() -> None:
         ("/other", "123", "'/other' instead of '/v1/traces'"),
         ("/v1/traces", None, "no Content-Length"),
         ("/v1/traces", "12x", "'12x', which is not a number"),
-        ("/v1/traces", str(65 * 2**20), "larger than 64 MiB"),
-        ("/v1/traces", "9" * 5000, "larger than 64 MiB"),
+        ("/v1/traces", str(9 * 2**20), "larger than 8 MiB"),
+        ("/v1/traces", "9" * 5000, "larger than 8 MiB"),
     ],
 )
 def test_the_reason_of_a_refusal_says_what_is_wrong(path: str, length: str | None, words: str) -> None:
@@ -155,6 +155,13 @@ def test_an_export_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.Monke
         assert send(receiver.url, packed, **{"Content-Encoding": "gzip"}) == 400
         assert send(receiver.url, gzip.compress(EXPORT)[:-20], **{"Content-Encoding": "gzip"}) == 400
         assert receiver.refused == 2
+
+
+def test_an_export_whose_line_would_not_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "_MOST_BYTES", len(EXPORT) + 10)
+    with SpanReceiver() as receiver:
+        assert send(receiver.url, EXPORT) == 400
+        assert "larger than" in receiver.problem
 
 
 @pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")])

@@ -1,17 +1,20 @@
 """Hostile files of load generators and servers: reading them stays below a gigabyte, and what is not used takes nothing."""
 
 import gzip
+import json
 import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from command import HANG_S
 from llm_perf_opt.core.errors import ResourceError
-from llm_perf_opt.traces.serving import json_files
+from llm_perf_opt.traces.serving import aiperf, guidellm, json_files
 from llm_perf_opt.traces.serving.load_file import format_of, read_load
 
 FILES = Path(__file__).parents[2] / "fixtures" / "serving"
@@ -90,7 +93,7 @@ OUTCOMES = {
     "bench serve: gaps within the limit": "no single requests",
     "bench serve: a wide text": "no single requests",
     "bench serve: a wide text and not finite": "no single requests",
-    "bench serve: figures": "a value of more than 4 MiB",
+    "bench serve: figures": "a value of more than 1 MiB",
     "bench serve: escapes and not finite": "output_lens 0",
     "bench serve: an open text and not finite": "truncated",
     "bench serve: not finite": "itls 0",
@@ -165,6 +168,49 @@ def test_too_many_values_or_records_are_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(json_files, "MOST_VALUES", 300)
     with pytest.raises(ResourceError, match="more than 300 commas"):
         read_load(BENCH)
+
+
+def test_lines_up_to_the_limit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_files, "MOST_REQUESTS", 3)
+    lines = tmp_path / "load.jsonl"
+    lines.write_bytes(RECORD % b"" * 3)
+    assert len(read_load(lines)[0].requests) == 3
+    lines.write_bytes(RECORD % b"" * 4)
+    with pytest.raises(ResourceError, match="more than 3 lines"):
+        read_load(lines)
+
+
+def test_what_all_loads_of_guidellm_share_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have a megabyte, and a file a thousand loads."""
+    read: list[int] = []
+
+    def counted(path: Path, value: msgspec.Raw) -> Any:
+        read.append(memoryview(value).nbytes)
+        return json_files.plain(path, value)
+
+    monkeypatch.setattr(guidellm, "plain", counted)
+    content = json.loads(GUIDELLM.read_bytes())
+    content["benchmarks"] *= 20
+    content["metadata"]["other"] = "x" * 100_000
+    file = tmp_path / "guidellm.json"
+    file.write_text(json.dumps(content))
+    assert len(read_load(file)) == 20
+    assert sum(size >= 100_000 for size in read) == 1
+
+
+@pytest.mark.slow
+def test_a_summary_stays_below_a_gigabyte(tmp_path: Path) -> None:
+    """Each of its parts is as long as one may be, of dictionaries that take the most memory."""
+    nested = b'{"":' * 900 + b"1" + b"}" * 900
+    part = b"[" + repeated(nested, (1 << 20) - 2 * len(nested)) + b"]"
+    (tmp_path / "profile_export_aiperf.json").write_bytes(
+        b"{%s}" % b",".join(b'"%s":%s' % (n.encode(), part) for n in aiperf._SUMMARY)
+    )
+    records = tmp_path / "profile_export.jsonl"
+    records.write_bytes(RECORD % b"")
+    outcome, most = reading(records)
+    assert outcome == "1 read"
+    assert 2e8 < most < 1e9
 
 
 @pytest.mark.slow

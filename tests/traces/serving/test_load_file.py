@@ -151,6 +151,24 @@ def test_the_load_of_bench_serve(
     assert (found.asked, found.kind, found.arrival) == (load, kind, arrival)
 
 
+@pytest.mark.parametrize(
+    ("burstiness", "arrival"),
+    [(1.0, "poisson"), (float("inf"), "constant"), (0.5, Missing("its gaps have a burstiness of 0.5"))],
+)
+def test_the_gaps_of_bench_serve(tmp_path: Path, burstiness: float, arrival: object) -> None:
+    """Python writes infinity as `Infinity`."""
+    (found,) = read_load(changed(BENCH, tmp_path, lambda content: content.update(request_rate=4.0, burstiness=burstiness)))
+    assert found.arrival == arrival
+
+
+def test_gaps_of_bench_serve_without_a_first_token_are_refused(tmp_path: Path) -> None:
+    def damage(content: dict[str, Any]) -> None:
+        content["ttfts"][3] = float("nan")
+
+    with pytest.raises(ParseError, match="request 3: ttfts is not a number"):
+        read_load(changed(BENCH, tmp_path, damage))
+
+
 def test_requests_that_guidellm_cut_are_no_failures(tmp_path: Path) -> None:
     def cut(content: dict[str, Any]) -> None:
         requests = content["benchmarks"][0]["requests"]

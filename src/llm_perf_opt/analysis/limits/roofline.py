@@ -119,6 +119,7 @@ class WhatIf:
     """After the decode step."""
     fits: Maybe[bool]
     """Whether weights and cache fit in the share of the device's memory that is for them."""
+    memory_share: float
     prefill: Maybe[RooflineTime]
     decode: Maybe[RooflineTime]
 
@@ -140,7 +141,6 @@ def what_if(
     memory_share: float = MEMORY_SHARE,
 ) -> list[WhatIf]:
     """Return a row per combination; the prompt defaults to the length of the context. `images` are in every prompt."""
-    usable = hardware.usable_bytes(memory_share)
     for name, values in (("batch", batches), ("context", contexts), ("dtype", formats)):
         if not values:
             raise ConfigError(f"{name} must have at least one value.")
@@ -149,7 +149,7 @@ def what_if(
     if prompt is not None:
         whole_number("prompt", prompt, at_least=1)
     return [
-        _row(architecture, hardware, Step(batch, prompt or max(context, 1)), context, chosen, images, usable)
+        _row(architecture, hardware, Step(batch, prompt or max(context, 1)), context, chosen, images, memory_share)
         for chosen in formats
         for context in contexts
         for batch in batches
@@ -238,8 +238,9 @@ def _row(
     context: int,
     formats: Formats,
     images: ImagePrompt | None,
-    usable: Maybe[int],
+    memory_share: float,
 ) -> WhatIf:
+    usable = hardware.usable_bytes(memory_share)
     batch, prompt = text.batch, text.new_tokens + (images.tokens if images else 0)
     held = weight_bytes(architecture, formats)
     cache = kv_cache_bytes(architecture, batch, max(prompt, context + 1), formats)
@@ -255,6 +256,7 @@ def _row(
         weight_bytes=held,
         kv_cache_bytes=cache,
         fits=usable if isinstance(usable, Missing) else held + cache <= usable,
+        memory_share=memory_share,
         prefill=_roofline_on(hardware, prefill, formats),
         decode=step_roofline_time(architecture, hardware, Step(batch, 1, context), formats),
     )

@@ -14,7 +14,7 @@ from statistics import median
 from llm_perf_opt.analysis.serving.outcome import LoadOutcome, outcome_of
 from llm_perf_opt.analysis.serving.slo import Slo
 from llm_perf_opt.config.serving import LoadRequest
-from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.records import PassRecord, load_name
 from llm_perf_opt.core.run_folder import RunFolder, write_record
@@ -201,8 +201,8 @@ def _ended(rig: Rig, point: LoadPoint, load: LoadRequest, finished: Finished | N
     records: LoadRecords | None = None
     try:
         records = read_load(place / point.file, cut_short=error is not None)[0]
-    except ParseError as unread:
-        error = error or CaptureError(f"The load generator left no records: {unread.fact}", unread.remedy)
+    except (ParseError, ResourceError) as unread:
+        error = error or CaptureError(f"The records of the load generator cannot be used: {unread.fact}", unread.remedy)
     sent = len(records.requests) if records else 0
     alive = rig.server is None or rig.server.alive
     if records is not None and (error is None or (alive and _all_failed_by_themselves(records, finished))):

@@ -15,12 +15,15 @@ from llm_perf_opt.core.serving_records import LoadKind, ServerFacts
 from llm_perf_opt.profiling.serving.generators import LocatedGenerator, locate_generator
 from llm_perf_opt.profiling.serving.http import ServedModel, ask, check_lengths, check_url, free_port, served_model
 from llm_perf_opt.profiling.serving.metrics import load_series
+from llm_perf_opt.traces.serving.json_files import MOST_KEPT_BYTES, NUMBER_BYTES, SHORTER
 
 STEADY_LOAD_TIMES = 3.5
 """A load goes on for at least so many times the end-to-end time of a request: a little more than a steady state needs."""
 LEAST_TURNS = 10
 """Requests one after the other in each place of a closed loop."""
 LEAST_E2E_S = 1e-3
+_MOST_TOKENS = MOST_KEPT_BYTES // (2 * NUMBER_BYTES)
+"""Of the requests asked for: half of what can be read, because more are sent if the load must last longer."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,10 @@ def prepare(request: ServingRequest) -> Prepared:
     if request.rates and request.concurrency:
         raise ConfigError("--rates and --concurrency exclude each other.", "Give one of them.")
     slo_ns = parse_slo(request.slo).limits if request.slo else {}
+    tokens = request.requests * request.config.runtime.num_new_tokens
+    if tokens > _MOST_TOKENS:
+        what = f"{request.requests:,} requests would have {tokens:,} output tokens; a load may have {_MOST_TOKENS:,}."
+        raise ConfigError(what, SHORTER)
     if request.url is not None:
         return _attached(request, slo_ns)
     located = locate_generator(request.generator, request.generator_python)

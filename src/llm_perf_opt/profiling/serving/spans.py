@@ -19,10 +19,11 @@ from typing import Any
 
 from llm_perf_opt.config.serving import LOOPBACK
 from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.traces.serving.json_files import MOST_LINE_BYTES
 
 PATH = "/v1/traces"
-_MOST_BYTES = 64 * 2**20
-"""The largest export, packed and unpacked. An exporter sends at most some hundred spans at a time, a kilobyte each."""
+_MOST_BYTES = MOST_LINE_BYTES
+"""The largest export: packed, unpacked and as a line. An exporter sends at most some hundred spans at a time, a kilobyte each."""
 _MOST_DIGITS = 12
 _POLL_S = 0.05
 """How long closing may take to be noticed."""
@@ -264,6 +265,8 @@ class SpanReceiver:
             if headers.get("Content-Encoding") == "gzip":
                 body = _unpacked(body)
             line = json.dumps(decode_traces(body)).encode() + b"\n"
+            if len(line) > _MOST_BYTES:
+                raise ParseError(_TOO_LARGE)
         except (ParseError, OSError, EOFError, zlib.error, RecursionError) as error:
             return self._refuse(str(error))
         with self._lock:

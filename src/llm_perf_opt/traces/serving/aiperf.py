@@ -18,6 +18,7 @@ from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, Se
 from llm_perf_opt.core.units import counted
 from llm_perf_opt.traces.serving.json_files import (
     NOT_FINISHED,
+    NULL,
     Kept,
     checked_ns,
     count_of,
@@ -60,13 +61,12 @@ class _Metadata(msgspec.Struct):
     was_cancelled: bool = False
 
 
-_NONE = msgspec.Raw(b"null")
-"""The value of a metric is a number or a list; it is decoded only where it is used, so that no other takes memory."""
 _MOST_DIGITS = 400
 
 
 class _Metric(msgspec.Struct, frozen=True):
-    value: msgspec.Raw = _NONE
+    value: msgspec.Raw = NULL
+    """A number or a list; decoded only where it is used, so that no other takes memory."""
 
 
 class _Metrics(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class _Record(msgspec.Struct):
 
 
 _SUMMARY = (*_OWN.values(), *_RATES.values(), "input_config", "aiperf_version", "start_time", "end_time")
-_Summary = msgspec.defstruct("_Summary", [(name, msgspec.Raw, _NONE) for name in _SUMMARY])
+_Summary = msgspec.defstruct("_Summary", [(name, msgspec.Raw, NULL) for name in _SUMMARY])
 
 
 def summary_of(path: Path) -> Path:

@@ -12,6 +12,7 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, ServedRequest
 from llm_perf_opt.traces.serving.json_files import (
+    NULL,
     Kept,
     checked_ns,
     count_of,
@@ -35,7 +36,8 @@ class _Result(msgspec.Struct):
     duration: float
     model_id: str = ""
     request_rate: float | str | None = None
-    burstiness: float | None = None
+    burstiness: float | msgspec.UnsetType | None = msgspec.UNSET
+    """None: `Infinity`, which JSON lacks; the gaps are then even. Unset: an earlier version, which made them Poisson."""
     max_concurrency: int | None = None
     request_throughput: float | None = None
     output_throughput: float | None = None
@@ -49,7 +51,7 @@ class _Result(msgspec.Struct):
 
 
 _FIGURES = tuple(form.format(name) for name in _OWN.values() for form in _STATISTICS.values())
-_Figures = msgspec.defstruct("_Figures", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in _FIGURES])
+_Figures = msgspec.defstruct("_Figures", [(name, msgspec.Raw, NULL) for name in _FIGURES])
 
 
 def read_bench_serve(path: Path, cut_short: bool = False) -> list[LoadRecords]:
@@ -89,6 +91,8 @@ def read_bench_serve(path: Path, cut_short: bool = False) -> list[LoadRecords]:
 def _request(found: _Result, number: int) -> ServedRequest:
     sent = ns_of(found.start_times[number], "start_times") if found.start_times else 0
     first_s, gaps = found.ttfts[number] or 0.0, found.itls[number]
+    if gaps and found.ttfts[number] is None:
+        raise ValueError("ttfts is not a number, and itls has the gaps after it")
     tokens = [sent + ns_of(first_s, "ttfts")]
     for gap in gaps:
         tokens.append(tokens[-1] + ns_of(gap, "itls"))
@@ -112,11 +116,17 @@ def _load_of(found: _Result) -> tuple[Maybe[float], LoadKind, Maybe[Arrival]]:
     """Return the asked load. An infinite rate sends everything at once, or as fast as the concurrency allows."""
     rate = found.request_rate
     if isinstance(rate, float | int) and math.isfinite(rate) and rate > 0:
-        poisson = found.burstiness in (None, 1.0)
-        return float(rate), "rate", "poisson" if poisson else Missing(f"its gaps have a burstiness of {found.burstiness}")
+        return float(rate), "rate", _gaps(found.burstiness)
     if found.max_concurrency:
         return float(found.max_concurrency), "concurrency", "closed"
     return float(found.num_prompts), "concurrency", "burst"
+
+
+def _gaps(burstiness: float | msgspec.UnsetType | None) -> Maybe[Arrival]:
+    """Return the arrival that a burstiness makes. The gaps are gamma distributed: 1 is Poisson, and infinity makes them even."""
+    if burstiness is None:
+        return "constant"
+    return "poisson" if burstiness in (msgspec.UNSET, 1.0) else Missing(f"its gaps have a burstiness of {burstiness}")
 
 
 def _own(path: Path, found: _Result) -> dict[str, dict[str, float]]:

@@ -13,6 +13,7 @@ from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, ServedRequest
 from llm_perf_opt.traces.serving.json_files import (
     NOT_FINISHED,
+    NULL,
     Kept,
     count_of,
     field_of,
@@ -48,7 +49,6 @@ SHARING_VERSION = "0.8.1"
 
 
 MOST_LOADS = 1000
-_NONE = msgspec.Raw(b"null")
 
 
 class _Timings(msgspec.Struct, frozen=True, gc=False):
@@ -82,30 +82,29 @@ class _Requests(msgspec.Struct):
 
 class _Benchmark(msgspec.Struct):
     requests: _Requests
-    config: msgspec.Raw = _NONE
-    metrics: msgspec.Raw = _NONE
+    config: msgspec.Raw = NULL
+    metrics: msgspec.Raw = NULL
     duration: float | None = None
 
 
 class _File(msgspec.Struct):
     benchmarks: list[_Benchmark]
-    metadata: msgspec.Raw = _NONE
+    metadata: msgspec.Raw = NULL
 
 
 def read_guidellm(path: Path, cut_short: bool = False) -> list[LoadRecords]:
     """Return the requests of each load. The file is written at the end, so a part of one is never valid."""
     found = read_json(path, _File)
     if len(found.benchmarks) > MOST_LOADS:
-        raise ResourceError(f"{path} has more than {MOST_LOADS:,} loads.", "Import a shorter measurement.")
-    kept = Kept(path)
-    loads = [_load(path, found, number, kept) for number in range(len(found.benchmarks))]
+        raise ResourceError(f"{path} has more than {MOST_LOADS:,} loads.", "Import a measurement with fewer.")
+    kept, version = Kept(path), text_of(field_of(plain(path, found.metadata), "guidellm_version"))
+    loads = [_load(path, benchmark, number, version, kept) for number, benchmark in enumerate(found.benchmarks)]
     if not any(load.requests for load in loads):
         raise ParseError(f"{path} has no request.", "The load generator did not finish; repeat the measurement.")
     return loads
 
 
-def _load(path: Path, found: _File, number: int, kept: Kept) -> LoadRecords:
-    benchmark = found.benchmarks[number]
+def _load(path: Path, benchmark: _Benchmark, number: int, version: Maybe[str], kept: Kept) -> LoadRecords:
     requests: list[ServedRequest] = []
     for outcome in ("successful", "errored", "incomplete"):
         for place, request in enumerate(getattr(benchmark.requests, outcome)):
@@ -119,7 +118,6 @@ def _load(path: Path, found: _File, number: int, kept: Kept) -> LoadRecords:
     requests.sort(key=lambda request: request.sent_ns)
     config = plain(path, benchmark.config)
     asked, kind, arrival = _asked(config)
-    version = text_of(field_of(plain(path, found.metadata), "guidellm_version"))
     return LoadRecords(
         generator=NAME,
         requests=tuple(requests),

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,21 +13,22 @@ import msgspec
 
 from llm_perf_opt.core.errors import ParseError, ResourceError, words_of
 from llm_perf_opt.core.missing import Maybe, Missing
-from llm_perf_opt.core.user_files import TooLargeError, open_unpacked, read_unpacked
+from llm_perf_opt.core.user_files import TooLargeError, most_values, open_unpacked, read_unpacked
 
 R = TypeVar("R")
 
 MOST_BYTES = 96 << 20
 """The largest JSON file that is read, unpacked; a token takes about 20 bytes. JSON lines are not read as a whole."""
 MOST_VALUES = 6_000_000
-"""How many values a JSON file may have, by its commas and brackets. Decoded, one takes up to 50 bytes, but two in the file."""
+"""How many values a JSON file may have. A number takes two bytes in the file, and decoded up to 50."""
 MOST_LINE_BYTES = 8 << 20
 MOST_REQUESTS = 2_000_000
 MOST_KEPT_BYTES = 400_000_000
-"""How much memory the requests, spans or samples of a file may take: 70,000 requests of 128 tokens."""
-MOST_PART_BYTES = 4 << 20
-"""How long a value of unknown shape may be; those of GuideLLM take about 100 kB."""
-_RECORD_BYTES, _NUMBER_BYTES = 600, 40
+"""How much memory the requests, spans or samples of a file may take: 68,000 requests of 128 tokens."""
+MOST_PART_BYTES = 1 << 20
+"""How long a value of unknown shape may be; those of GuideLLM take about 100 kB. Decoded, it takes up to fifty times as much."""
+NULL = msgspec.Raw(b"null")
+_RECORD_BYTES, NUMBER_BYTES = 600, 40
 """What a request and each of its tokens take."""
 _QUOTE_OR_ODD_NUMBER = re.compile(rb'\\.|"|NaN|-?Infinity', re.DOTALL)
 """Not whole texts: matching one takes memory for each of its escapes."""
@@ -36,6 +38,7 @@ LATEST_NS = 4 * 10**18
 """Unix time in the year 2096, and half of what 64 bits hold. Larger numbers are not times."""
 NOT_FINISHED = "not finished when the measurement ended"
 """The error of a request that a generator cut."""
+SHORTER = "Use a shorter measurement: fewer requests, or fewer tokens per request."
 _REMEDY = "The file is damaged, or another version of the tool wrote it. Copy it again, or repeat the measurement."
 
 
@@ -45,7 +48,7 @@ def head_of(path: Path) -> bytes:
         with open_unpacked(path) as file:
             content = file.read(HEAD_BYTES)
     except (OSError, ValueError) as error:
-        raise ParseError(f"{path} cannot be read: {words_of(error)}.", "Check the path.") from error
+        raise _unreadable(path, error) from error
     if not content.strip():
         raise ParseError(f"{path} is empty.", "The load generator did not finish; repeat the measurement.")
     return content
@@ -54,9 +57,9 @@ def head_of(path: Path) -> bytes:
 def read_json(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError."""
     content = _content(path)
-    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:  # there are at most as many values
+    if most_values(content) > MOST_VALUES:
         what = f"{path} has too many values: there are more than {MOST_VALUES:,} commas and brackets."
-        raise ResourceError(what, "Import a shorter measurement.")
+        raise ResourceError(what, SHORTER)
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
@@ -67,8 +70,10 @@ def read_json(path: Path, kind: type[R]) -> R:
     content = _without_odd_numbers(content)
     try:
         return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise ParseError(f"{path}: {error}.", _REMEDY) from error
     except (ValueError, RecursionError) as error:
-        raise ParseError(f"{path}: {words_of(error)}.", _REMEDY) from error
+        raise ParseError(f"{path}, line {_line_of(content, error)}: {words_of(error)}.", _REMEDY) from error
 
 
 def _without_odd_numbers(content: bytes) -> bytes:
@@ -109,25 +114,31 @@ def read_lines(path: Path, kind: type[R], *, cut_short: bool = False) -> Iterato
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with open_unpacked(path) as file:
-            for number in range(1, MOST_REQUESTS + 1):
+            for number in count(1):
                 line = file.readline(MOST_LINE_BYTES + 1)
                 if not line:
                     return
+                if number > MOST_REQUESTS:
+                    raise ResourceError(f"{path} has more than {MOST_REQUESTS:,} lines.", SHORTER)
                 if len(line) > MOST_LINE_BYTES:
                     raise ParseError(f"{path}, line {number} is longer than {MOST_LINE_BYTES >> 20} MiB.", _REMEDY)
                 yield line
     except (OSError, ValueError) as error:
-        raise ParseError(f"{path} cannot be read: {words_of(error)}.", "Check the path.") from error
-    raise ResourceError(f"{path} has more than {MOST_REQUESTS:,} lines.", "Import a shorter measurement.")
+        raise _unreadable(path, error) from error
 
 
 def _content(path: Path) -> bytes:
     try:
         return read_unpacked(path, MOST_BYTES)
     except TooLargeError as error:
-        raise ResourceError(f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Import a shorter measurement.") from error
+        raise ResourceError(f"{path} is larger than {MOST_BYTES >> 20} MiB.", SHORTER) from error
     except (OSError, ValueError) as error:
-        raise ParseError(f"{path} cannot be read: {words_of(error)}.", "Check the path.") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ParseError:
+    remedy = "Check the path." if isinstance(error, OSError) else _REMEDY
+    return ParseError(f"{path} cannot be read: {words_of(error)}.", remedy)
 
 
 class Kept:
@@ -139,10 +150,10 @@ class Kept:
 
     def add(self, numbers: int, *texts: str) -> None:
         """Count a record. Raise a ResourceError if all of them take too much memory."""
-        self._left -= _RECORD_BYTES + _NUMBER_BYTES * numbers + sum(map(sys.getsizeof, texts))
+        self._left -= _RECORD_BYTES + NUMBER_BYTES * numbers + sum(map(sys.getsizeof, texts))
         if self._left < 0:
             what = f"The records of {self._path} take more than {MOST_KEPT_BYTES / 1e6:.0f} MB of memory."
-            raise ResourceError(what, "Import a shorter measurement.")
+            raise ResourceError(what, SHORTER)
 
 
 def ns_of(seconds: float, what: str) -> int:
