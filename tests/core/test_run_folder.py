@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -406,6 +408,9 @@ def test_a_place_that_cannot_hold_a_file_is_a_resource_error(tmp_path: Path, pla
         ('{"a": {"b": [1, {"c": -9223372036854775809}]}}', False),
         (f'{{"a": {10**400}}}', False),
         (f'{{"a": "{"0" * 64}", "b": 0.{"1" * 40}}}', True),
+        (f'{{"a": "\\\\", "b": {"1" * 40}.5, "c": {"1" * 40}e-9, "d": "\\"{"1" * 40}"}}', True),
+        (f'{{"a": "\\"", "b": [{"1" * 40}]}}', False),
+        ('{"a": 1, "b": {"c": [-1, 00018446744073709551616]}}', False),
     ],
 )
 def test_a_number_that_nothing_measures_makes_a_file_damaged(tmp_path: Path, text: str, fine: bool) -> None:
@@ -419,11 +424,26 @@ def test_a_number_that_nothing_measures_makes_a_file_damaged(tmp_path: Path, tex
             read_record(file, dict[str, Any])
 
 
-def test_a_record_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "MOST_RECORD_VALUES", 5)
+def test_a_record_of_too_many_lists_is_refused_and_one_of_many_numbers_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompts of a large batch are millions of numbers."""
+    monkeypatch.setattr(run_folder, "MOST_RECORD_BRACKETS", 5)
     file = tmp_path / "record.json"
-    file.write_text('{"a": [1, 2, 3]}')
-    assert read_record(file, dict[str, Any]) == {"a": [1, 2, 3]}
-    file.write_text('{"a": [1, 2, 3, 4]}')
-    with pytest.raises(ParseError, match="may have more than 5 values"):
+    file.write_text(json.dumps({"ids": [list(range(1000))] * 3}))
+    assert read_record(file, dict[str, Any])["ids"][2][999] == 999
+    file.write_text(json.dumps({"ids": [[]] * 4}))
+    with pytest.raises(ParseError, match="more than 5 opening brackets") as refused:
         read_record(file, dict[str, Any])
+    assert "shorter prompts" in str(refused.value.remedy)
+
+
+def test_checking_long_numbers_takes_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    file.write_text('{"x": 1234567890123456789, "y": [' + "{}," * 99_999 + "{}]}")
+    tracemalloc.start()
+    try:
+        assert read_record(file, msgspec.defstruct("Few", [("x", int)])) is not None
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()

@@ -131,7 +131,7 @@ def test_a_trial_of_few_repeats_tells_nothing(repeats: tuple[int, int]) -> None:
     """`llm-perf compare` has no verdict for such runs, either."""
     base, tried = (clean_timings(in_a_row(count, 50 * MS, [step * MS] * 3)) for count, step in zip(repeats, (10, 6), strict=True))
     text = trials_text(Verification("base", "", (measured(finding(), base, tried, "run"),)))
-    assert f"{min(repeats)} repeats cannot tell, which takes 6 (runtime.min_repeats); predicted time +0 %" in text
+    assert f"too few repeats for a verdict: {min(repeats)} of 6 (runtime.min_repeats); predicted time +0 %" in text
     assert "holds" not in text
 
 

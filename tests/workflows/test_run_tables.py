@@ -104,7 +104,7 @@ def test_a_damaged_table_is_refused(run: RunFolder) -> None:
     report_run(RunReader.open(run.path))
     file = run.derived_tables / "stages.parquet"
     content = bytearray(file.read_bytes())
-    content[4:200] = bytes(255 - byte for byte in content[4:200])
+    content[4:200] = bytes(196)
     file.write_bytes(content)
     for ask in (lambda: Queries(run.path).ask("select * from stages"), lambda: Queries(run.path).tables()):
         with pytest.raises(ParseError, match=r"stages\.parquet cannot be read"):

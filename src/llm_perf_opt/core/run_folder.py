@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import io
 import math
 import os
 import re
@@ -19,7 +18,7 @@ import msgspec
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
-from llm_perf_opt.core.user_files import COMPRESSED, check_folder, most_values, open_unpacked, present, read_text, read_unpacked
+from llm_perf_opt.core.user_files import TooLargeError, check_folder, present, read_text, read_unpacked
 
 R = TypeVar("R")
 
@@ -45,10 +44,11 @@ _COMPRESSIBLE = (
 _ELSEWHERE = ", or choose another folder: hydra.run.dir=DIR for a run or a sweep, --out DIR for exec, serve and import"
 _TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
 MOST_RECORD_BYTES = 96 << 20
-MOST_RECORD_VALUES = 3_000_000
-"""Limits of a record, so that reading it takes less than a gigabyte. A plain dictionary of one value takes 200 bytes."""
-_LONG_NUMBER = re.compile(rb"\d{19}")
-"""A file can only contain a number beyond 64 bits if it has this many digits in a row; others are not checked."""
+MOST_RECORD_BRACKETS = 3_000_000
+"""Limits of a record, so that reading it takes about a gigabyte at most. A plain dictionary of one value takes 200 bytes."""
+_MOST_DIGITS = 20
+_QUOTE_OR_LONG_NUMBER = re.compile(rb'\\.|"|(?<![\d.eE+-])-?\d{19,}(?![\d.eE])', re.DOTALL)
+"""Only an integer of 19 digits or more can be beyond 64 bits. Not whole texts: matching one takes memory for each escape."""
 
 
 class _RunFile:
@@ -320,10 +320,9 @@ def read_record(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError that names the file and the position."""
     try:
         content = read_unpacked(path, MOST_RECORD_BYTES)
-        if most_values(content) > MOST_RECORD_VALUES:
-            raise ValueError(f"it may have more than {MOST_RECORD_VALUES:,} values")
-        if _LONG_NUMBER.search(content):
-            check_plain(msgspec.json.decode(content))
+        if content.count(b"[") + content.count(b"{") > MOST_RECORD_BRACKETS:
+            raise TooLargeError(f"it has more than {MOST_RECORD_BRACKETS:,} opening brackets")
+        _check_numbers(content)
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json has the reason.") from error
@@ -332,24 +331,25 @@ def read_record(path: Path, kind: type[R]) -> R:
         raise ParseError(f"{path} cannot be read: {words_of(error)}", remedy) from error
 
 
+def _check_numbers(content: bytes) -> None:
+    """Raise a ValueError if this JSON has an integer beyond 64 bits; nothing is decoded, which could take much memory."""
+    if not re.search(rb"\d{19}", content):
+        return
+    in_text = False
+    for found in _QUOTE_OR_LONG_NUMBER.finditer(content):
+        if found[0] == b'"':
+            in_text = not in_text
+        elif in_text or found[0].startswith(b"\\"):
+            continue
+        elif len(found[0]) > _MOST_DIGITS or not -(2**63) <= int(found[0]) < 2**64:
+            raise ValueError("it contains a number beyond 64 bits")
+
+
 def _remedy(error: Exception, otherwise: str) -> str:
     """Return what to do about a file that cannot be read."""
+    if isinstance(error, TooLargeError):
+        return "Use fewer or shorter prompts, fewer new tokens or fewer repeats; other files of this size are damaged."
     return "Check its permissions." if isinstance(error, PermissionError) else otherwise
-
-
-def unpacked_lines(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
-    """Yield the lines of an open raw file, which may be compressed. Raise a ParseError if it is damaged."""
-    if path.suffix != COMPRESSED:
-        yield from file
-        return
-    try:
-        with open_unpacked(path) as unpacked:
-            while line := unpacked.readline(MOST_RECORD_BYTES + 1):
-                if len(line) > MOST_RECORD_BYTES:
-                    raise ValueError(f"a line is longer than {MOST_RECORD_BYTES >> 20} MiB")
-                yield line
-    except ValueError as error:
-        raise ParseError(f"{path} cannot be read: {error}.", "The file is damaged.") from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -109,11 +109,6 @@ def read_unpacked(path: Path, most: int) -> bytes:
     return content.getvalue()
 
 
-def most_values(content: bytes) -> int:
-    """Return a number that the values in this JSON do not exceed: that of its commas and opening brackets, and one."""
-    return sum(map(content.count, (b",", b"[", b"{"))) + 1
-
-
 class _Unpacked(io.RawIOBase):
     """The unpacked content of a gzip file."""
 

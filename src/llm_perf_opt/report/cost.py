@@ -99,7 +99,7 @@ def _what_if(rows: Sequence[WhatIf]) -> Table:
             *_least(row.decode),
             cell(row.decode_tokens_per_s, significant),
         )
-    table.foot = f"fits: weights and KV cache in {percent(rows[0].memory_share, 0)} of the nominal memory (--memory-share)"
+    table.foot = f"fits: weights and KV cache in {rows[0].memory_share * 100:g} % of the nominal memory (--memory-share)"
     return table
 
 

@@ -86,7 +86,7 @@ def _memory(rows: Sequence[ParallelRow]) -> Table:
             *(cell(found, grouped) for found in (row.largest_batch, row.largest_context)),
             cell(row.smallest, _devices),
         )
-    share = percent(rows[0].deployment.memory_share, 0)
+    share = f"{rows[0].deployment.memory_share * 100:g} %"
     table.foot = (
         f"usable: {share} of the nominal memory; the rest is for activations and the CUDA context. Largest batch: with this many "
         "tokens per sequence. Most tokens: per sequence, with this batch."

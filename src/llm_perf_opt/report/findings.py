@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analysis.trace.document import OVERLAP, UNPROFILED, BudgetTable, Finding, TraceAnalysis
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.units import counted, durations
+from llm_perf_opt.core.units import durations
 from llm_perf_opt.report.document import Advice, AdviceCards, Banner, Block, Cell, Column, Item, Paragraph, Table, cell, numbers
 from llm_perf_opt.report.terminal import block_text
 from llm_perf_opt.report.text import capitalized, duration, percent, signed_percent, significant, then
@@ -271,7 +271,7 @@ def _verdict(trial: "Trial") -> str:
     near = f"predicted {'tokens/s' if of_rate else 'time'} {signed_percent(error, 0)}"
     near += "; the tokens differ" if trial.same_tokens is False else ""
     if trial.repeats is not None and trial.repeats < LEAST_REPEATS:
-        return f"{counted(trial.repeats, 'repeat')} cannot tell, which takes {LEAST_REPEATS} (runtime.min_repeats); {near}"
+        return f"too few repeats for a verdict: {trial.repeats} of {LEAST_REPEATS} (runtime.min_repeats); {near}"
     if abs(trial.saving_ns) <= trial.spread_ns:
         return f"no difference beyond the spread; {near}"
     if trial.saving_ns < 0:

@@ -11,8 +11,8 @@ from llm_perf_opt.core.engine_records import EngineMemory
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, ModelFacts, TorchPass, Workload
-from llm_perf_opt.core.run_folder import check_plain, read_record, unpacked_lines
-from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.core.run_folder import check_plain, read_record
+from llm_perf_opt.core.user_files import open_unpacked
 from llm_perf_opt.core.vision_records import VisionInput
 
 LONGEST_NS = 2**63 - 1
@@ -25,7 +25,8 @@ MOST_OF_THE_WHOLE = 1.01
 TICK_NS = 1_000
 """The error of each time: device events have a resolution of half a microsecond."""
 MOST_SAMPLES = 1_000_000
-"""A day of one GPU at ten samples a second. In memory, they take about 500 MB."""
+"""Lines of samples, which is 14 hours of one GPU at ten readings a second. In memory, they take about 500 MB."""
+MOST_LINE_BYTES = 64 << 20
 MOST_BYTES = 2**50
 """A pebibyte, which no device or host has."""
 
@@ -188,9 +189,7 @@ def read_telemetry(path: Path) -> Telemetry:
     exporter: list[ExporterReading] = []
     for number, line in enumerate(_lines(path), 1):
         if number > MOST_SAMPLES:
-            raise ParseError(
-                f"{path} has more than {MOST_SAMPLES:,} lines.", "Raise profiling.nvml.interval_s for so long a run."
-            )
+            raise ParseError(f"{path} has more than {MOST_SAMPLES:,} lines: raise profiling.nvml.interval_s for so long a run.")
         if line == b"\n":
             continue
         try:
@@ -212,7 +211,13 @@ def read_telemetry(path: Path) -> Telemetry:
 def _lines(path: Path) -> Iterator[bytes]:
     """Yield the complete lines of a file."""
     try:
-        with open_ordinary(path) as file:
-            yield from (line for line in unpacked_lines(file, path) if line.endswith(b"\n"))
+        with open_unpacked(path) as file:
+            while line := file.readline(MOST_LINE_BYTES + 1):
+                if len(line) > MOST_LINE_BYTES:
+                    raise ValueError(f"a line is longer than {MOST_LINE_BYTES >> 20} MiB")
+                if line.endswith(b"\n"):
+                    yield line
     except OSError as error:
         raise ParseError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ParseError(f"{path} cannot be read: {error}.", "The file is damaged.") from error

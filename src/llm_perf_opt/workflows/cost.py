@@ -236,6 +236,7 @@ def _row_json(row: WhatIf) -> dict[str, Any]:
         "weight_bytes": row.weight_bytes,
         "kv_cache_bytes": row.kv_cache_bytes,
         "fits": plain(row.fits),
+        "memory_share": row.memory_share,
         "prefill": _roofline_json(row.prefill),
         "decode": _roofline_json(row.decode),
         "decode_tokens_per_s": plain(row.decode_tokens_per_s),

@@ -26,7 +26,7 @@ from llm_perf_opt.traces.serving.server_files import read_samples, read_spans
 R = TypeVar("R")
 
 LoadFiles = dict[tuple[int, int, bool], list[LoadRecords]]
-"""Device, inode and `cut_short` of files that were read: an imported file with several loads is linked to each of them."""
+"""Device, inode and `cut_short` of the last file that was read: an imported file with several loads is linked to each of them."""
 _STEPS = (PREFILL, DECODE_STEP, STEP, MIXED_STEP)
 _BASE = "baseTimeNanoseconds"
 
@@ -49,7 +49,7 @@ def _has_point(path: Path) -> bool:
 
 
 def read_measured(folder: Path, point: LoadPoint, files: LoadFiles) -> MeasuredLoad:
-    """Return a load with what its files hold. Damaged ones are Missing with the reason. What is read is added to `files`."""
+    """Return a load with what its files hold. Damaged ones are Missing with the reason. What is read is kept in `files`."""
     part = point.status != "complete"
     return MeasuredLoad(
         point,
@@ -63,9 +63,10 @@ def read_measured(folder: Path, point: LoadPoint, files: LoadFiles) -> MeasuredL
 def _records(path: Path, point: LoadPoint, files: LoadFiles) -> LoadRecords:
     status, cut_short = path.stat(), point.status != "complete"
     key = (status.st_dev, status.st_ino, cut_short)
-    if key not in files:
-        files[key] = read_load(path, cut_short=cut_short)
-    loads = files[key]
+    loads = files.get(key) or read_load(path, cut_short=cut_short)
+    files.clear()
+    if status.st_nlink > 1:
+        files[key] = loads
     if not 0 <= point.part < len(loads):
         raise ParseError(f"{path} has {len(loads)} loads, and {POINT_FILE} names number {point.part}.")
     return loads[point.part]

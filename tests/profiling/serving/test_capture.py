@@ -276,7 +276,7 @@ def test_a_run_ends_if_every_request_failed_or_was_cut(monkeypatch: pytest.Monke
             going._drive_one(going._rig(None, None), 5.0)
 
 
-def test_records_that_are_too_large_fail_their_load_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_records_that_are_too_large_fail_their_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     facts = ServerFacts("http://127.0.0.1:1", "tiny")
     prepared = Prepared(request(), locate_generator("aiperf", Path(sys.executable)), RUNTIME, facts, "")
     going = capture._Capture(prepared, RunFolder.create(tmp_path / "run"), Heard())

@@ -269,7 +269,7 @@ class _Capture:
     def _repeated(self, rate: float, requests: int) -> int:
         """Return the requests of a load that is repeated, as many as fit its time limit."""
         fitting = math.floor(rate * _SENDING_SHARE * self._time_for_a_load())
-        return min(REPEATED_TIMES * requests, fitting)
+        return min(REPEATED_TIMES * requests, fitting, self._request.most_requests)
 
     def _carried(self, driven: Driven) -> Maybe[bool]:
         if driven.outcome is None:

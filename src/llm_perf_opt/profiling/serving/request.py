@@ -15,15 +15,13 @@ from llm_perf_opt.core.serving_records import LoadKind, ServerFacts
 from llm_perf_opt.profiling.serving.generators import LocatedGenerator, locate_generator
 from llm_perf_opt.profiling.serving.http import ServedModel, ask, check_lengths, check_url, free_port, served_model
 from llm_perf_opt.profiling.serving.metrics import load_series
-from llm_perf_opt.traces.serving.json_files import MOST_KEPT_BYTES, NUMBER_BYTES, SHORTER
+from llm_perf_opt.traces.serving.json_files import most_requests
 
 STEADY_LOAD_TIMES = 3.5
 """A load goes on for at least so many times the end-to-end time of a request: a little more than a steady state needs."""
 LEAST_TURNS = 10
 """Requests one after the other in each place of a closed loop."""
 LEAST_E2E_S = 1e-3
-_MOST_TOKENS = MOST_KEPT_BYTES // (2 * NUMBER_BYTES)
-"""Of the requests asked for: half of what can be read, because more are sent if the load must last longer."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class ServingRequest:
     timeout_s: float = 3600.0
 
     def requests_at(self, load: float, e2e_s: float) -> int:
-        """Return how many requests a load has, so that it goes on for `least_s` and reaches a steady state.
+        """Return how many requests a load has, so that it goes on for `least_s` and reaches a steady state, if they can be read.
 
         `e2e_s`: the time of a request at the largest smaller load, which is less than at this one. Requests at a time end at a
         rate of at most load ÷ time; each place takes several requests one after the other.
@@ -72,9 +70,13 @@ class ServingRequest:
         if not self.least_s:
             return self.requests
         seconds = max(self.least_s, STEADY_LOAD_TIMES * e2e_s)
-        if self.kind == "rate":
-            return max(self.requests, math.ceil(load * seconds))
-        return max(self.requests, math.ceil(load * max(LEAST_TURNS, seconds / max(e2e_s, LEAST_E2E_S))))
+        each = seconds if self.kind == "rate" else max(LEAST_TURNS, seconds / max(e2e_s, LEAST_E2E_S))
+        return min(max(self.requests, math.ceil(load * each)), self.most_requests)
+
+    @property
+    def most_requests(self) -> int:
+        """How many requests of a load can be read."""
+        return most_requests(self.config.runtime.num_new_tokens)
 
     @property
     def kind(self) -> LoadKind:
@@ -119,10 +121,12 @@ def prepare(request: ServingRequest) -> Prepared:
     if request.rates and request.concurrency:
         raise ConfigError("--rates and --concurrency exclude each other.", "Give one of them.")
     slo_ns = parse_slo(request.slo).limits if request.slo else {}
-    tokens = request.requests * request.config.runtime.num_new_tokens
-    if tokens > _MOST_TOKENS:
-        what = f"{request.requests:,} requests would have {tokens:,} output tokens; a load may have {_MOST_TOKENS:,}."
-        raise ConfigError(what, SHORTER)
+    if request.requests > request.most_requests:
+        most, tokens = f"{request.most_requests:,}", f"{request.config.runtime.num_new_tokens:,}"
+        raise ConfigError(
+            f"--requests {request.requests} is too many: at most {most} requests of {tokens} tokens can be read.",
+            "Give fewer --requests, or a smaller runtime.num_new_tokens.",
+        )
     if request.url is not None:
         return _attached(request, slo_ns)
     located = locate_generator(request.generator, request.generator_python)

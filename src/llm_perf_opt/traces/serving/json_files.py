@@ -13,7 +13,7 @@ import msgspec
 
 from llm_perf_opt.core.errors import ParseError, ResourceError, words_of
 from llm_perf_opt.core.missing import Maybe, Missing
-from llm_perf_opt.core.user_files import TooLargeError, most_values, open_unpacked, read_unpacked
+from llm_perf_opt.core.user_files import TooLargeError, open_unpacked, read_unpacked
 
 R = TypeVar("R")
 
@@ -28,8 +28,8 @@ MOST_KEPT_BYTES = 400_000_000
 MOST_PART_BYTES = 1 << 20
 """How long a value of unknown shape may be; those of GuideLLM take about 100 kB. Decoded, it takes up to fifty times as much."""
 NULL = msgspec.Raw(b"null")
-_RECORD_BYTES, NUMBER_BYTES = 600, 40
-"""What a request and each of its tokens take."""
+_RECORD_BYTES, _NUMBER_BYTES, _TEXT_BYTES = 600, 40, 200
+"""What a request, each of its tokens and its texts take."""
 _QUOTE_OR_ODD_NUMBER = re.compile(rb'\\.|"|NaN|-?Infinity', re.DOTALL)
 """Not whole texts: matching one takes memory for each of its escapes."""
 HEAD_BYTES = 1 << 16
@@ -57,7 +57,7 @@ def head_of(path: Path) -> bytes:
 def read_json(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError."""
     content = _content(path)
-    if most_values(content) > MOST_VALUES:
+    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:  # there are at most as many values
         what = f"{path} has too many values: there are more than {MOST_VALUES:,} commas and brackets."
         raise ResourceError(what, SHORTER)
     try:
@@ -150,10 +150,15 @@ class Kept:
 
     def add(self, numbers: int, *texts: str) -> None:
         """Count a record. Raise a ResourceError if all of them take too much memory."""
-        self._left -= _RECORD_BYTES + NUMBER_BYTES * numbers + sum(map(sys.getsizeof, texts))
+        self._left -= _RECORD_BYTES + _NUMBER_BYTES * numbers + sum(map(sys.getsizeof, texts))
         if self._left < 0:
             what = f"The records of {self._path} take more than {MOST_KEPT_BYTES / 1e6:.0f} MB of memory."
             raise ResourceError(what, SHORTER)
+
+
+def most_requests(tokens: int) -> int:
+    """Return how many requests of this many tokens can be read."""
+    return MOST_KEPT_BYTES // (_RECORD_BYTES + _TEXT_BYTES + _NUMBER_BYTES * tokens)
 
 
 def ns_of(seconds: float, what: str) -> int:
