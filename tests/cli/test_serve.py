@@ -18,7 +18,11 @@ from llm_perf_opt.profiling.serving.generators import LocatedGenerator
         (["--concurrency", "1.5"], "--concurrency 1.5"),
         (["--slo", "ttft=fast"], "'ttft=fast'"),
         (["--rates", "1", "--concurrency", "1"], "exclude each other"),
-        (["--requests", "10000", "runtime.num_new_tokens=1024"], "at most 9,578 requests of 1,024 tokens can be read"),
+        (
+            ["--requests", "10000", "runtime.num_new_tokens=1024"],
+            "10,000 requests; at most 9,578 of 1,024 tokens can be read",
+        ),
+        (["--concurrency", "1,2000", "runtime.num_new_tokens=3000"], "20,000 requests; at most 3,311 of 3,000 tokens"),
         (["dataset=sample_prompts"], "dataset=sample_prompts has no effect"),
         (["--url", "example.org"], "is not the address of a server"),
         (["--generator", "aiperv"], "Did you mean 'aiperf'?"),

@@ -45,7 +45,7 @@ _ELSEWHERE = ", or choose another folder: hydra.run.dir=DIR for a run or a sweep
 _TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
 MOST_RECORD_BYTES = 96 << 20
 MOST_RECORD_BRACKETS = 3_000_000
-"""Limits of a record, so that reading it takes about a gigabyte at most. A plain dictionary of one value takes 200 bytes."""
+"""Limits of a record, so that reading it takes at most two gigabytes. A plain dictionary of one value takes 200 bytes."""
 _MOST_DIGITS = 20
 _QUOTE_OR_LONG_NUMBER = re.compile(rb'\\.|"|(?<![\d.eE+-])-?\d{19,}(?![\d.eE])', re.DOTALL)
 """Only an integer of 19 digits or more can be beyond 64 bits. Not whole texts: matching one takes memory for each escape."""

@@ -63,10 +63,12 @@ def read_measured(folder: Path, point: LoadPoint, files: LoadFiles) -> MeasuredL
 def _records(path: Path, point: LoadPoint, files: LoadFiles) -> LoadRecords:
     status, cut_short = path.stat(), point.status != "complete"
     key = (status.st_dev, status.st_ino, cut_short)
-    loads = files.get(key) or read_load(path, cut_short=cut_short)
-    files.clear()
-    if status.st_nlink > 1:
-        files[key] = loads
+    loads = files.get(key)
+    if loads is None:
+        files.clear()
+        loads = read_load(path, cut_short=cut_short)
+        if status.st_nlink > 1:
+            files[key] = loads
     if not 0 <= point.part < len(loads):
         raise ParseError(f"{path} has {len(loads)} loads, and {POINT_FILE} names number {point.part}.")
     return loads[point.part]

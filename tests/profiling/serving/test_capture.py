@@ -293,6 +293,32 @@ def test_records_that_are_too_large_fail_their_load(monkeypatch: pytest.MonkeyPa
     assert "more than 400 MB" in ended.error.fact
 
 
+def test_a_load_has_no_more_requests_than_can_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sent: list[int] = []
+
+    def drive(rig: load.Rig, asked: LoadRequest, number: int, limit_s: float) -> load.Driven:
+        sent.append(asked.requests)
+        made = LoadPoint(number, "rate", asked.asked, "poisson", "x", "f", asked.requests, 0, 0, "complete")
+        return load.Driven(made, LoadOutcome(made, asked.requests, 0, 0, NO_SLO, False, False, NO_SLO, NO_SLO, False))
+
+    monkeypatch.setattr(capture, "drive", drive)
+    monkeypatch.setattr(capture, "most_requests", lambda tokens, file: 50 if (tokens, file) == (4, QUICK.file) else 0)
+    prepared = Prepared(
+        request(least_s=1.0),
+        locate_generator("aiperf", Path(sys.executable)),
+        RUNTIME,
+        ServerFacts("http://127.0.0.1:1", "tiny"),
+        "",
+    )
+    going = capture._Capture(prepared, RunFolder.create(tmp_path / "run"), Heard())
+    going._e2e_s[0.0] = 0.1
+    for rate in (30.0, 80.0):
+        going._drive_one(going._rig(None, None), rate)
+    assert sent == [30, 50]
+    assert going._repeated(30.0, 30) == 50
+    assert [note for note in going._facts.notes if "50 instead of 80 requests" in note]
+
+
 @pytest.mark.slow
 def test_a_server_without_a_profiler_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, profile in enumerate((None, 50.0)):

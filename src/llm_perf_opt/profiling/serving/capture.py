@@ -31,6 +31,7 @@ from llm_perf_opt.profiling.serving.request import Prepared, metrics_url_of
 from llm_perf_opt.profiling.serving.server import ServerProcess, model_folder, runner_argv, wait_until_ready
 from llm_perf_opt.profiling.serving.spans import SpanReceiver
 from llm_perf_opt.profiling.vendor.launch import child_environment
+from llm_perf_opt.traces.serving.json_files import most_requests
 
 TRACES = "traces"
 """Where the server's profiler writes, below `raw/server`."""
@@ -269,7 +270,11 @@ class _Capture:
     def _repeated(self, rate: float, requests: int) -> int:
         """Return the requests of a load that is repeated, as many as fit its time limit."""
         fitting = math.floor(rate * _SENDING_SHARE * self._time_for_a_load())
-        return min(REPEATED_TIMES * requests, fitting, self._request.most_requests)
+        return min(REPEATED_TIMES * requests, fitting, self._most_requests)
+
+    @property
+    def _most_requests(self) -> int:
+        return most_requests(self._request.config.runtime.num_new_tokens, self._prepared.located.generator.file)
 
     def _carried(self, driven: Driven) -> Maybe[bool]:
         if driven.outcome is None:
@@ -282,6 +287,9 @@ class _Capture:
         number = len(self._driven) + 1
         smaller = max(tried for tried in self._e2e_s if tried < load)
         count = requests or self._request.requests_at(load, self._e2e_s[smaller])
+        if count > self._most_requests:
+            self._note(f"The load {number} has {self._most_requests:,} instead of {count:,} requests: more cannot be read")
+            count = self._most_requests
         driven = drive(rig, self._load(number, load, count), number, self._time_for_a_load())
         self._driven.append(driven)
         piling = self._request.kind == "rate" and self._carried(driven) is False  # times then grow with the length of the load

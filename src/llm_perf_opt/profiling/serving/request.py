@@ -62,7 +62,7 @@ class ServingRequest:
     timeout_s: float = 3600.0
 
     def requests_at(self, load: float, e2e_s: float) -> int:
-        """Return how many requests a load has, so that it goes on for `least_s` and reaches a steady state, if they can be read.
+        """Return how many requests a load has, so that it goes on for `least_s` and reaches a steady state.
 
         `e2e_s`: the time of a request at the largest smaller load, which is less than at this one. Requests at a time end at a
         rate of at most load ÷ time; each place takes several requests one after the other.
@@ -71,12 +71,13 @@ class ServingRequest:
             return self.requests
         seconds = max(self.least_s, STEADY_LOAD_TIMES * e2e_s)
         each = seconds if self.kind == "rate" else max(LEAST_TURNS, seconds / max(e2e_s, LEAST_E2E_S))
-        return min(max(self.requests, math.ceil(load * each)), self.most_requests)
+        return max(self.requests, math.ceil(load * each))
 
     @property
-    def most_requests(self) -> int:
-        """How many requests of a load can be read."""
-        return most_requests(self.config.runtime.num_new_tokens)
+    def least_requests(self) -> int:
+        """How many requests the largest of the loads has at least."""
+        quick = self.least_s / STEADY_LOAD_TIMES
+        return max((self.requests_at(load, quick) for load in self.rates or self.concurrency or ()), default=self.requests)
 
     @property
     def kind(self) -> LoadKind:
@@ -116,20 +117,26 @@ class Prepared:
         return self.runtime.server
 
 
+def _check_size(request: ServingRequest, located: LocatedGenerator) -> None:
+    """Raise for a load that cannot be read."""
+    tokens = request.config.runtime.num_new_tokens
+    most = most_requests(tokens, located.generator.file)
+    if request.least_requests > most:
+        raise ConfigError(
+            f"A load would have {request.least_requests:,} requests; at most {most:,} of {tokens:,} tokens can be read.",
+            "Give fewer --requests, a smaller load, a smaller --least-s or a smaller runtime.num_new_tokens.",
+        )
+
+
 def prepare(request: ServingRequest) -> Prepared:
     """Check everything that can be checked without starting a process, or raise."""
     if request.rates and request.concurrency:
         raise ConfigError("--rates and --concurrency exclude each other.", "Give one of them.")
     slo_ns = parse_slo(request.slo).limits if request.slo else {}
-    if request.requests > request.most_requests:
-        most, tokens = f"{request.most_requests:,}", f"{request.config.runtime.num_new_tokens:,}"
-        raise ConfigError(
-            f"--requests {request.requests} is too many: at most {most} requests of {tokens} tokens can be read.",
-            "Give fewer --requests, or a smaller runtime.num_new_tokens.",
-        )
     if request.url is not None:
         return _attached(request, slo_ns)
     located = locate_generator(request.generator, request.generator_python)
+    _check_size(request, located)
     runtime = runtime_named(request.config.runtime.type)
     if runtime.server is None:
         raise ConfigError(
@@ -147,6 +154,7 @@ def _attached(request: ServingRequest, slo_ns: dict[str, int]) -> Prepared:
     url = check_url(request.url or "")
     served = served_model(url, request.served_model)
     located = locate_generator(request.generator, request.generator_python)
+    _check_size(request, located)
     check_lengths(served, request.config.runtime.prompt_tokens, request.config.runtime.num_new_tokens)
     tokenizer = _tokenizer(request.tokenizer, served)
     version = ask(url + "/version").json()

@@ -30,6 +30,8 @@ MOST_PART_BYTES = 1 << 20
 NULL = msgspec.Raw(b"null")
 _RECORD_BYTES, _NUMBER_BYTES, _TEXT_BYTES = 600, 40, 200
 """What a request, each of its tokens and its texts take."""
+_VALUES, _WRITTEN_BYTES, _WRITTEN_TOKEN_BYTES = 10, 300, 30
+"""What a request takes in a JSON file next to the times of its tokens, and what a token takes: its time and its text."""
 _QUOTE_OR_ODD_NUMBER = re.compile(rb'\\.|"|NaN|-?Infinity', re.DOTALL)
 """Not whole texts: matching one takes memory for each of its escapes."""
 HEAD_BYTES = 1 << 16
@@ -156,9 +158,12 @@ class Kept:
             raise ResourceError(what, SHORTER)
 
 
-def most_requests(tokens: int) -> int:
-    """Return how many requests of this many tokens can be read."""
-    return MOST_KEPT_BYTES // (_RECORD_BYTES + _TEXT_BYTES + _NUMBER_BYTES * tokens)
+def most_requests(tokens: int, file: str) -> int:
+    """Return how many requests of this many tokens can be read from the file of a load generator."""
+    kept = MOST_KEPT_BYTES // (_RECORD_BYTES + _TEXT_BYTES + _NUMBER_BYTES * tokens)
+    if file.endswith(".jsonl"):
+        return kept
+    return min(kept, MOST_VALUES // (tokens + _VALUES), MOST_BYTES // (_WRITTEN_BYTES + _WRITTEN_TOKEN_BYTES * tokens))
 
 
 def ns_of(seconds: float, what: str) -> int:
