@@ -274,6 +274,7 @@ class _Capture:
 
     @property
     def _most_requests(self) -> int:
+        """How many requests can be read from the file of the load generator."""
         return most_requests(self._request.config.runtime.num_new_tokens, self._prepared.located.generator.file)
 
     def _carried(self, driven: Driven) -> Maybe[bool]:
@@ -288,7 +289,9 @@ class _Capture:
         smaller = max(tried for tried in self._e2e_s if tried < load)
         count = requests or self._request.requests_at(load, self._e2e_s[smaller])
         if count > self._most_requests:
-            self._note(f"The load {number} has {self._most_requests:,} instead of {count:,} requests: more cannot be read")
+            self._note(
+                f"Load {number} has {self._most_requests:,} requests instead of {count:,}, which is the most that can be read"
+            )
             count = self._most_requests
         driven = drive(rig, self._load(number, load, count), number, self._time_for_a_load())
         self._driven.append(driven)
