@@ -316,7 +316,7 @@ def test_a_load_has_no_more_requests_than_can_be_read(monkeypatch: pytest.Monkey
         going._drive_one(going._rig(None, None), rate)
     assert sent == [30, 50]
     assert going._repeated(30.0, 30) == 50
-    assert [note for note in going._facts.notes if "50 requests instead of 80" in note]
+    assert [note for note in going._facts.notes if "50 requests, the most that can be read, instead of 80" in note]
 
 
 @pytest.mark.slow

@@ -290,7 +290,7 @@ class _Capture:
         count = requests or self._request.requests_at(load, self._e2e_s[smaller])
         if count > self._most_requests:
             self._note(
-                f"Load {number} has {self._most_requests:,} requests instead of {count:,}, which is the most that can be read"
+                f"Load {number} has {self._most_requests:,} requests, the most that can be read, instead of {count:,}"
             )
             count = self._most_requests
         driven = drive(rig, self._load(number, load, count), number, self._time_for_a_load())
