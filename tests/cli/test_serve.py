@@ -23,6 +23,8 @@ from llm_perf_opt.profiling.serving.generators import LocatedGenerator
             "10,000 requests; at most 9,578 of 1,024 tokens can be read",
         ),
         (["--concurrency", "1,2000", "runtime.num_new_tokens=3000"], "20,000 requests; at most 3,311 of 3,000 tokens"),
+        (["--rates", "1e308"], "requests; at most"),
+        (["--least-s", "inf"], "--least-s inf is not a number of seconds"),
         (["dataset=sample_prompts"], "dataset=sample_prompts has no effect"),
         (["--url", "example.org"], "is not the address of a server"),
         (["--generator", "aiperv"], "Did you mean 'aiperf'?"),

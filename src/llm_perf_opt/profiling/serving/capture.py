@@ -289,9 +289,7 @@ class _Capture:
         smaller = max(tried for tried in self._e2e_s if tried < load)
         count = requests or self._request.requests_at(load, self._e2e_s[smaller])
         if count > self._most_requests:
-            self._note(
-                f"Load {number} has {self._most_requests:,} requests, the most that can be read, instead of {count:,}"
-            )
+            self._note(f"Load {number} has {self._most_requests:,} requests, the most that can be read, instead of {count:,}")
             count = self._most_requests
         driven = drive(rig, self._load(number, load, count), number, self._time_for_a_load())
         self._driven.append(driven)

@@ -1,6 +1,7 @@
 """The request of a serving run, and its checks: nothing is started yet."""
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class ServingRequest:
             return self.requests
         seconds = max(self.least_s, STEADY_LOAD_TIMES * e2e_s)
         each = seconds if self.kind == "rate" else max(LEAST_TURNS, seconds / max(e2e_s, LEAST_E2E_S))
-        return max(self.requests, math.ceil(load * each))
+        return max(self.requests, math.ceil(min(load * each, sys.maxsize)))
 
     @property
     def least_requests(self) -> int:
@@ -132,6 +133,8 @@ def prepare(request: ServingRequest) -> Prepared:
     """Check everything that can be checked without starting a process, or raise."""
     if request.rates and request.concurrency:
         raise ConfigError("--rates and --concurrency exclude each other.", "Give one of them.")
+    if not math.isfinite(request.least_s):
+        raise ConfigError(f"--least-s {request.least_s} is not a number of seconds.", "Write --least-s 10.")
     slo_ns = parse_slo(request.slo).limits if request.slo else {}
     if request.url is not None:
         return _attached(request, slo_ns)
