@@ -44,8 +44,12 @@ _COMPRESSIBLE = (
 _ELSEWHERE = ", or choose another folder: hydra.run.dir=DIR for a run or a sweep, --out DIR for exec, serve and import"
 _TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
 MOST_RECORD_BYTES = 96 << 20
-MOST_RECORD_BRACKETS = 3_000_000
-"""Limits of a record, so that reading it takes at most two gigabytes. A plain dictionary of one value takes 200 bytes."""
+MOST_RECORD_MEMORY = 900_000_000
+"""Limits of a record: the bytes of its file, unpacked, and the memory that reading it may take."""
+_MEMORY = {b"[": 110, b"{": 110, b'"': 30, b",": 45}
+"""Bytes that reading takes at most for each of these characters, measured with plain dictionaries and lists of short values."""
+_MEMORY_OF_A_BYTE = 5
+"""The byte that was read, and a text in which it takes four."""
 _MOST_DIGITS = 20
 _QUOTE_OR_LONG_NUMBER = re.compile(rb'\\.|"|(?<![\d.eE+-])-?\d{19,}(?![\d.eE])', re.DOTALL)
 """Only an integer of 19 digits or more can be beyond 64 bits. Not whole texts: matching one takes memory for each escape."""
@@ -320,8 +324,7 @@ def read_record(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError that names the file and the position."""
     try:
         content = read_unpacked(path, MOST_RECORD_BYTES)
-        if content.count(b"[") + content.count(b"{") > MOST_RECORD_BRACKETS:
-            raise TooLargeError(f"it has more than {MOST_RECORD_BRACKETS:,} opening brackets")
+        _check_memory(content)
         _check_numbers(content)
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
@@ -329,6 +332,15 @@ def read_record(path: Path, kind: type[R]) -> R:
     except (ValueError, OSError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
         remedy = _remedy(error, "The file is damaged, or was written by another version.")
         raise ParseError(f"{path} cannot be read: {words_of(error)}", remedy) from error
+
+
+def _check_memory(content: bytes) -> None:
+    """Raise a TooLargeError if reading this JSON could take too much memory."""
+    most = len(content) * _MEMORY_OF_A_BYTE + sum(content.count(text) * each for text, each in _MEMORY.items())
+    if most > MOST_RECORD_MEMORY:
+        raise TooLargeError(
+            f"its values could take {most / 1e6:,.0f} MB of memory, and {MOST_RECORD_MEMORY / 1e6:,.0f} MB is the limit"
+        )
 
 
 def _check_numbers(content: bytes) -> None:

@@ -14,6 +14,7 @@ Each is compared with the dequantized product first, and not used where it is wr
 values up to 127 times an input, which overflow in fp16: they are scaled in fp32.
 """
 
+import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ DYNAMIC = "quantized::linear_dynamic"
 _ENGINES = ("onednn", "x86", "fbgemm")
 """Implementations of DYNAMIC to try. qnnpack is six times slower than the fp32 product on a Neoverse N1."""
 _NARROW = ("x86", "fbgemm")
-"""Engines that may overflow unless the inputs have 7 bits."""
+"""Engines that may overflow unless the inputs have 7 bits; on x86 without VNNI instructions, all of them."""
 _MOST_ERROR = 0.05
 """Relative error above which a product is wrong; rounding inputs and weights costs about 0.015."""
 _LARGEST = 127
@@ -137,7 +138,8 @@ class Int8Linear(QuantizedLinear):
             warnings.simplefilter("ignore")  # quantized tensors are deprecated, but the operator takes nothing else
             whole = torch._make_per_tensor_quantized_tensor(self.weight, 1.0, 0)
             kept: Any = torch.ops.quantized.linear_prepack(whole, None)
-        multiply, narrow, scales = torch.ops.quantized.linear_dynamic, engine in _NARROW, self.scales
+        multiply, scales = torch.ops.quantized.linear_dynamic, self.scales
+        narrow = engine in _NARROW or (platform.machine() == "x86_64" and not torch.cpu._is_vnni_supported())
 
         def product(rows: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = multiply(rows.float(), kept, narrow)
@@ -243,9 +245,9 @@ def _packed_is_correct(layer: Int8Linear) -> bool:
 
 
 def _is_correct(layer: Int8Linear, product: Product) -> bool:
-    """Return whether a product agrees with the dequantized one, also for a large activation."""
+    """Return whether a product agrees with the dequantized one, also for a large activation and for two large products."""
     for rows in _CHECKED_ROWS:
-        for inputs in (_inputs(layer, rows), _outlier(layer, rows)):
+        for inputs in (_inputs(layer, rows), _outlier(layer, rows), _largest_pairs(layer, rows)):
             expected = layer.dequantized(inputs).float()
             if not float((product(inputs).float() - expected).norm()) <= _MOST_ERROR * float(expected.norm()):
                 return False
@@ -273,6 +275,13 @@ def _outlier(layer: Int8Linear, rows: int) -> torch.Tensor:
     inputs = torch.zeros((rows, layer.in_features), dtype=layer.packed_scales.dtype)
     inputs[torch.arange(rows), torch.arange(rows) % layer.in_features] = _OUTLIER
     return inputs
+
+
+def _largest_pairs(layer: Int8Linear, rows: int) -> torch.Tensor:
+    """Return inputs for the two adjacent weights of an output whose sum is largest: some kernels add two products in 16 bits."""
+    pairs = torch.nn.functional.avg_pool1d(layer.weight.float(), 2, ceil_mode=True)
+    chosen = torch.nn.functional.one_hot(pairs.argmax(1), pairs.shape[1]).repeat_interleave(2, dim=1)[:, : layer.in_features]
+    return chosen[torch.arange(rows) % layer.out_features].to(layer.packed_scales.dtype)
 
 
 def _seconds(product: Product, inputs: torch.Tensor) -> float:
