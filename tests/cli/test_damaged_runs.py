@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from command import clean_end, llm_perf
-from llm_perf_opt.core.run_folder import MOST_LEVELS, RunFolder, read_values
+from llm_perf_opt.core.run_folder import RunFolder, read_values
+from llm_perf_opt.core.value_limits import MOST_LEVELS
 from llm_perf_opt.report import html
 from llm_perf_opt.workflows import analyze_run as analyze
 from run_damage import RAW_VALUES, SAME_TYPE, WHOLE_FILE, parent_made_file, places, value_at, with_value

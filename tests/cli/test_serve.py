@@ -20,10 +20,15 @@ from llm_perf_opt.profiling.serving.generators import LocatedGenerator
         (["--rates", "1", "--concurrency", "1"], "exclude each other"),
         (
             ["--requests", "10000", "runtime.num_new_tokens=1024"],
-            "10,000 requests; at most 9,578 of 1,024 tokens can be read",
+            "--requests 10000 is too many: llm-perf can read 9,578 requests of 1,024 tokens from the file of AIPerf",
         ),
-        (["--concurrency", "1,2000", "runtime.num_new_tokens=3000"], "20,000 requests; at most 3,311 of 3,000 tokens"),
-        (["--rates", "1e308"], "requests; at most"),
+        (
+            ["--concurrency", "1,2000", "runtime.num_new_tokens=3000"],
+            "--concurrency 2000 needs more requests: llm-perf can read 3,311 requests of 3,000 tokens",
+        ),
+        (["--rates", "1,1e308"], "--rates 1e+308 needs more requests"),
+        (["--profile-s", "inf"], "--profile-s inf is not a number of seconds"),
+        (["--point-s", "inf"], "--point-s inf is not a number of seconds"),
         (["--least-s", "inf"], "--least-s inf is not a number of seconds"),
         (["dataset=sample_prompts"], "dataset=sample_prompts has no effect"),
         (["--url", "example.org"], "is not the address of a server"),

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError, words_of
-from llm_perf_opt.core.run_folder import check_plain
 from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.core.value_limits import check_plain
 
 _MOST_BYTES = 64 * 1024 * 1024
 _REMEDY = "Give the inputs.yaml of a run. For texts of your own use dataset=sample_prompts dataset.path=FILE."

@@ -2,12 +2,10 @@
 
 import errno
 import fcntl
-import math
 import os
-import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, fi
 from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
 from llm_perf_opt.core.user_files import TooLargeError, check_folder, present, read_text, read_unpacked
+from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_plain
 
 R = TypeVar("R")
 
@@ -26,8 +25,6 @@ LEAST_FREE_BYTES = 64 * 1024 * 1024
 """Disk space that a new run needs at least."""
 MOST_VALUES = 100_000
 """Values in settings. Aliases can expand a few lines of YAML beyond any memory."""
-MOST_LEVELS = 64
-"""Nested mappings and lists."""
 _COMPRESSIBLE = (
     "timings.json",
     "inputs.json",
@@ -43,16 +40,6 @@ _COMPRESSIBLE = (
 )
 _ELSEWHERE = ", or choose another folder: hydra.run.dir=DIR for a run or a sweep, --out DIR for exec, serve and import"
 _TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
-MOST_RECORD_BYTES = 96 << 20
-MOST_RECORD_MEMORY = 900_000_000
-"""Limits of a record: the bytes of its file, unpacked, and the memory that reading it may take."""
-_MEMORY = {b"[": 110, b"{": 110, b'"': 30, b",": 45}
-"""Bytes that reading takes at most for each of these characters, measured with plain dictionaries and lists of short values."""
-_MEMORY_OF_A_BYTE = 5
-"""The byte that was read, and a text in which it takes four."""
-_MOST_DIGITS = 20
-_QUOTE_OR_LONG_NUMBER = re.compile(rb'\\.|"|(?<![\d.eE+-])-?\d{19,}(?![\d.eE])', re.DOTALL)
-"""Only an integer of 19 digits or more can be beyond 64 bits. Not whole texts: matching one takes memory for each escape."""
 
 
 class _RunFile:
@@ -323,38 +310,14 @@ def _escaped(values: Any) -> Any:
 def read_record(path: Path, kind: type[R]) -> R:
     """Return a JSON file as `kind`, or raise a ParseError that names the file and the position."""
     try:
-        content = read_unpacked(path, MOST_RECORD_BYTES)
-        _check_memory(content)
-        _check_numbers(content)
+        content = read_unpacked(path, MOST_JSON_BYTES)
+        check_json(content)
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json has the reason.") from error
     except (ValueError, OSError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
         remedy = _remedy(error, "The file is damaged, or was written by another version.")
         raise ParseError(f"{path} cannot be read: {words_of(error)}", remedy) from error
-
-
-def _check_memory(content: bytes) -> None:
-    """Raise a TooLargeError if reading this JSON could take too much memory."""
-    most = len(content) * _MEMORY_OF_A_BYTE + sum(content.count(text) * each for text, each in _MEMORY.items())
-    if most > MOST_RECORD_MEMORY:
-        raise TooLargeError(
-            f"its values could take {most / 1e6:,.0f} MB of memory, and {MOST_RECORD_MEMORY / 1e6:,.0f} MB is the limit"
-        )
-
-
-def _check_numbers(content: bytes) -> None:
-    """Raise a ValueError if this JSON has an integer beyond 64 bits; nothing is decoded, which could take much memory."""
-    if not re.search(rb"\d{19}", content):
-        return
-    in_text = False
-    for found in _QUOTE_OR_LONG_NUMBER.finditer(content):
-        if found[0] == b'"':
-            in_text = not in_text
-        elif in_text or found[0].startswith(b"\\"):
-            continue
-        elif len(found[0]) > _MOST_DIGITS or not -(2**63) <= int(found[0]) < 2**64:
-            raise ValueError("it contains a number beyond 64 bits")
 
 
 def _remedy(error: Exception, otherwise: str) -> str:
@@ -367,25 +330,6 @@ def _remedy(error: Exception, otherwise: str) -> str:
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return a JSON file that contains an object, or raise a ParseError."""
     return read_record(path, dict[str, Any])
-
-
-def check_plain(values: Any, most: float = math.inf) -> None:
-    """Raise a ValueError if plain values are too many, nested too deeply or beyond 64 bits."""
-    for count, value in enumerate(_all_values(values, MOST_LEVELS)):
-        if count > most:
-            raise ValueError(f"it contains more than {most:,} values")
-        if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise ValueError("it contains a number beyond 64 bits")
-
-
-def _all_values(values: Any, levels: int) -> Iterator[Any]:
-    """Yield a value and all values inside it."""
-    yield values
-    if isinstance(values, dict | list):
-        if not levels:
-            raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from _all_values(value, levels - 1)
 
 
 def disk_error(error: OSError, path: Path, elsewhere: str = "") -> LlmPerfError:

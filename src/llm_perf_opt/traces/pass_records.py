@@ -11,8 +11,9 @@ from llm_perf_opt.core.engine_records import EngineMemory
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, ModelFacts, TorchPass, Workload
-from llm_perf_opt.core.run_folder import check_plain, read_record
+from llm_perf_opt.core.run_folder import read_record
 from llm_perf_opt.core.user_files import open_unpacked
+from llm_perf_opt.core.value_limits import check_plain
 from llm_perf_opt.core.vision_records import VisionInput
 
 LONGEST_NS = 2**63 - 1

@@ -22,9 +22,10 @@ from llm_perf_opt.core.host_records import ProgramProfile
 from llm_perf_opt.core.logit_records import Logits
 from llm_perf_opt.core.machine_records import CounterReport, FoundCeilings, Telemetry, read_ceilings
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
-from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_mapping, read_record, read_values
+from llm_perf_opt.core.run_folder import RunFolder, read_mapping, read_record, read_values
 from llm_perf_opt.core.serving_records import LoadPoint, ServerFacts
 from llm_perf_opt.core.user_files import COMPRESSED, open_unpacked, read_text
+from llm_perf_opt.core.value_limits import check_plain
 from llm_perf_opt.profiling.nsight_pass import NCU_PROGRAM, NCU_SELFTEST, NCU_STAGES
 from llm_perf_opt.profiling.timelines import RecordedTrace, Timeline, read_recorded, timelines_of
 from llm_perf_opt.traces.ncu_csv import read_ncu

@@ -31,7 +31,6 @@ from llm_perf_opt.profiling.serving.request import Prepared, metrics_url_of
 from llm_perf_opt.profiling.serving.server import ServerProcess, model_folder, runner_argv, wait_until_ready
 from llm_perf_opt.profiling.serving.spans import SpanReceiver
 from llm_perf_opt.profiling.vendor.launch import child_environment
-from llm_perf_opt.traces.serving.json_files import most_requests
 
 TRACES = "traces"
 """Where the server's profiler writes, below `raw/server`."""
@@ -275,7 +274,7 @@ class _Capture:
     @property
     def _most_requests(self) -> int:
         """How many requests can be read from the file of the load generator."""
-        return most_requests(self._request.config.runtime.num_new_tokens, self._prepared.located.generator.file)
+        return self._prepared.located.most_requests(self._request.config.runtime.num_new_tokens)
 
     def _carried(self, driven: Driven) -> Maybe[bool]:
         if driven.outcome is None:
@@ -289,8 +288,8 @@ class _Capture:
         smaller = max(tried for tried in self._e2e_s if tried < load)
         count = requests or self._request.requests_at(load, self._e2e_s[smaller])
         if count > self._most_requests:
-            self._note(f"Load {number} has {self._most_requests:,} requests, the most that can be read, instead of {count:,}")
             count = self._most_requests
+            self._note(f"Load {number} is shorter than asked: it has {count:,} requests, the most that can be read.")
         driven = drive(rig, self._load(number, load, count), number, self._time_for_a_load())
         self._driven.append(driven)
         piling = self._request.kind == "rate" and self._carried(driven) is False  # times then grow with the length of the load

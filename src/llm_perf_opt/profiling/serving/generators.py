@@ -14,6 +14,7 @@ from llm_perf_opt.core.errors import ConfigError, ResourceError, nearest
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.profiling.vendor.launch import program_environment
 from llm_perf_opt.runners.child import PARENT_VARIABLE
+from llm_perf_opt.traces.serving.json_files import most_requests
 
 _BUILT_IN = ("llm_perf_opt.profiling.serving.aiperf:GENERATOR",)
 
@@ -25,6 +26,10 @@ class LocatedGenerator:
     generator: Generator
     launch: tuple[str, ...]
     version: str
+
+    def most_requests(self, tokens: int) -> int:
+        """Return how many requests of this many tokens can be read from the file of the generator."""
+        return most_requests(tokens, self.generator.file)
 
 
 def known_generators() -> dict[str, Generator]:

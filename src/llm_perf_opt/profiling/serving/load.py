@@ -288,4 +288,4 @@ def _failures(outcome: LoadOutcome | None) -> str:
 def profiled_requests(load: float, kind: str, requests: int, seconds: float) -> int:
     """Return how many requests a short profiled load has."""
     wanted = load * seconds if kind == "rate" else 4 * load
-    return min(requests, max(8, math.ceil(wanted)))
+    return math.ceil(min(requests, max(8, wanted)))

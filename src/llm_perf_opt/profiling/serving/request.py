@@ -16,7 +16,6 @@ from llm_perf_opt.core.serving_records import LoadKind, ServerFacts
 from llm_perf_opt.profiling.serving.generators import LocatedGenerator, locate_generator
 from llm_perf_opt.profiling.serving.http import ServedModel, ask, check_lengths, check_url, free_port, served_model
 from llm_perf_opt.profiling.serving.metrics import load_series
-from llm_perf_opt.traces.serving.json_files import most_requests
 
 STEADY_LOAD_TIMES = 3.5
 """A load goes on for at least so many times the end-to-end time of a request: a little more than a steady state needs."""
@@ -74,11 +73,9 @@ class ServingRequest:
         each = seconds if self.kind == "rate" else max(LEAST_TURNS, seconds / max(e2e_s, LEAST_E2E_S))
         return max(self.requests, math.ceil(min(load * each, sys.maxsize)))
 
-    @property
-    def least_requests(self) -> int:
-        """How many requests the largest of the loads has at least."""
-        quick = self.least_s / STEADY_LOAD_TIMES
-        return max((self.requests_at(load, quick) for load in self.rates or self.concurrency or ()), default=self.requests)
+    def least_requests_at(self, load: float) -> int:
+        """Return the least number of requests that a load has, however quick the server is."""
+        return self.requests_at(load, 0.0 if self.kind == "rate" else self.least_s / STEADY_LOAD_TIMES)
 
     @property
     def kind(self) -> LoadKind:
@@ -119,22 +116,25 @@ class Prepared:
 
 
 def _check_size(request: ServingRequest, located: LocatedGenerator) -> None:
-    """Raise for a load that cannot be read."""
+    """Raise if the file of a load would be too large to be read."""
     tokens = request.config.runtime.num_new_tokens
-    most = most_requests(tokens, located.generator.file)
-    if request.least_requests > most:
-        raise ConfigError(
-            f"A load would have {request.least_requests:,} requests; at most {most:,} of {tokens:,} tokens can be read.",
-            "Give fewer --requests, a smaller load, a smaller --least-s or a smaller runtime.num_new_tokens.",
-        )
+    most = located.most_requests(tokens)
+    limit = f"llm-perf can read {most:,} requests of {tokens:,} tokens from the file of {located.generator.label}"
+    if request.requests > most:
+        raise ConfigError(f"--requests {request.requests} is too many: {limit}.", f"Give at most {most}, or fewer tokens.")
+    for load in request.rates or request.concurrency or ():
+        if request.least_requests_at(load) > most:
+            name = "--rates" if request.rates else "--concurrency"
+            raise ConfigError(f"{name} {load:g} needs more requests: {limit}.", "Give a smaller load, or fewer tokens.")
 
 
 def prepare(request: ServingRequest) -> Prepared:
     """Check everything that can be checked without starting a process, or raise."""
     if request.rates and request.concurrency:
         raise ConfigError("--rates and --concurrency exclude each other.", "Give one of them.")
-    if not math.isfinite(request.least_s):
-        raise ConfigError(f"--least-s {request.least_s} is not a number of seconds.", "Write --least-s 10.")
+    for option, seconds in (("least", request.least_s), ("profile", request.profile_s), ("point", request.point_s)):
+        if not math.isfinite(seconds):
+            raise ConfigError(f"--{option}-s {seconds} is not a number of seconds.", f"Write --{option}-s 10.")
     slo_ns = parse_slo(request.slo).limits if request.slo else {}
     if request.url is not None:
         return _attached(request, slo_ns)

@@ -18,7 +18,7 @@ from llm_perf_opt.core.user_files import TooLargeError, open_unpacked, read_unpa
 R = TypeVar("R")
 
 MOST_BYTES = 96 << 20
-"""The largest JSON file that is read, unpacked; a token takes about 20 bytes. JSON lines are not read as a whole."""
+"""The largest JSON file that is read, unpacked; a token takes 20 to 45 bytes. JSON lines are not read as a whole."""
 MOST_VALUES = 6_000_000
 """How many values a JSON file may have. A number takes two bytes in the file, and decoded up to 50."""
 MOST_LINE_BYTES = 8 << 20
@@ -30,8 +30,8 @@ MOST_PART_BYTES = 1 << 20
 NULL = msgspec.Raw(b"null")
 _RECORD_BYTES, _NUMBER_BYTES, _TEXT_BYTES = 600, 40, 200
 """What a request, each of its tokens and its texts take."""
-_VALUES, _WRITTEN_BYTES, _WRITTEN_TOKEN_BYTES = 10, 300, 45
-"""What a request takes in a JSON file besides its tokens, and what a token takes: its time, and a text of up to four escapes."""
+_WRITTEN_BYTES, _WRITTEN_TOKEN_BYTES = 300, 32
+"""What a request takes in a JSON file besides its tokens, and what a token takes: its time, and a text of two escapes."""
 _QUOTE_OR_ODD_NUMBER = re.compile(rb'\\.|"|NaN|-?Infinity', re.DOTALL)
 """Not whole texts: matching one takes memory for each of its escapes."""
 HEAD_BYTES = 1 << 16
@@ -160,10 +160,9 @@ class Kept:
 
 def most_requests(tokens: int, file: str) -> int:
     """Return how many requests of this many tokens can be read from the file of a load generator."""
-    kept = MOST_KEPT_BYTES // (_RECORD_BYTES + _TEXT_BYTES + _NUMBER_BYTES * tokens)
     if file.endswith(".jsonl"):
-        return kept
-    return min(kept, MOST_VALUES // (tokens + _VALUES), MOST_BYTES // (_WRITTEN_BYTES + _WRITTEN_TOKEN_BYTES * tokens))
+        return MOST_KEPT_BYTES // (_RECORD_BYTES + _TEXT_BYTES + _NUMBER_BYTES * tokens)
+    return MOST_BYTES // (_WRITTEN_BYTES + _WRITTEN_TOKEN_BYTES * tokens)
 
 
 def ns_of(seconds: float, what: str) -> int:

@@ -15,8 +15,9 @@ import yaml
 
 from llm_perf_opt import __version__
 from llm_perf_opt.core.errors import ParseError, ResourceError
-from llm_perf_opt.core.run_folder import check_plain, write_whole
+from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.core.user_files import check_ordinary, open_ordinary, read_bytes
+from llm_perf_opt.core.value_limits import check_plain
 from llm_perf_opt.workspace.data.formats import Format, suffix_of
 from llm_perf_opt.workspace.data.layout import dangling
 
