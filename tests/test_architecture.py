@@ -72,10 +72,15 @@ def parsed(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
+
+
+@cache
 def imports(module: str) -> frozenset[str]:
     """Every module that this one imports, at its top or inside a function."""
     found = set()
-    for node in ast.walk(parsed(MODULES[module])):
+    for node in nodes(MODULES[module]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -104,7 +109,7 @@ def room_of(module: str) -> str:
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for module, path in MODULES.items():
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{module}.{node.name}", node
 
@@ -186,7 +191,7 @@ def test_two_modules_start_processes() -> None:
 
 def test_nothing_copies_the_process() -> None:
     for module, path in MODULES.items():
-        called = {node.attr for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)}
+        called = {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)}
         assert not called & {"fork", "forkpty", "posix_spawn"}, module
         assert "multiprocessing" not in {name.split(".")[0] for name in imports(module)}, module
 
@@ -218,7 +223,7 @@ def test_reports_ask_seldom_whether_a_value_is_missing() -> None:
     asked = [
         module
         for module, path in MODULES.items()
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if room_of(module) == "report" and isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
         if "Missing" in ast.unparse(node.args[1])
     ]

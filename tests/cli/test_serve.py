@@ -20,13 +20,13 @@ from llm_perf_opt.profiling.serving.generators import LocatedGenerator
         (["--rates", "1", "--concurrency", "1"], "exclude each other"),
         (
             ["--requests", "10000", "runtime.num_new_tokens=1024"],
-            "--requests 10000 is too many: llm-perf can read 9,578 requests of 1,024 tokens from the file of AIPerf",
+            "--requests 10000 is more than the 9,578 requests of 1,024 tokens that llm-perf can read from the file of AIPerf",
         ),
         (
             ["--concurrency", "1,2000", "runtime.num_new_tokens=3000"],
-            "--concurrency 2000 needs more requests: llm-perf can read 3,311 requests of 3,000 tokens",
+            "--concurrency 2000 needs more than the 3,311 requests of 3,000 tokens that llm-perf can read",
         ),
-        (["--rates", "1,1e308"], "--rates 1e+308 needs more requests"),
+        (["--rates", "1,1e308"], "--rates 1e+308 --least-s 10 needs more than the"),
         (["--profile-s", "inf"], "--profile-s inf is not a number of seconds"),
         (["--point-s", "inf"], "--point-s inf is not a number of seconds"),
         (["--least-s", "inf"], "--least-s inf is not a number of seconds"),

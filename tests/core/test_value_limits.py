@@ -20,7 +20,7 @@ TEXTS = ('""', '"a"', '"ab"', '"я"', '"😀"', '"\\u0444"', '"\\ud83d\\ude00"',
 
 @pytest.mark.parametrize("value", [*LISTS, *NUMBERS, *TEXTS])
 def test_reading_a_record_stays_below_the_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    limit = 4_000_000
+    limit = 1_000_000
     monkeypatch.setattr(value_limits, "MOST_JSON_MEMORY", limit)
     file = tmp_path / "record.json"
 
@@ -35,20 +35,20 @@ def test_reading_a_record_stays_below_the_limit_of_memory(tmp_path: Path, monkey
         finally:
             tracemalloc.stop()
 
-    def largest_peak() -> int:
-        """Return the memory of the largest count that is read."""
-        largest = 0
-        for step in range(50):
+    def largest_count(count: float, growth: float) -> float:
+        """Return the largest count that is read, of those from `count` on."""
+        while True:
             try:
-                largest = peak(int(40 * 1.25**step))
+                assert peak(int(count * growth)) < limit
             except ParseError as error:
                 refused.append(error)
-                return largest
-        return largest
+                return count
+            count *= growth
 
     refused: list[ParseError] = []
-    assert limit / 12 < largest_peak() < limit
-    assert "the limit is 4 MB" in str(refused[0])
+    most = largest_count(largest_count(40, 1.4), 1.05)
+    assert peak(int(most)) > limit / 12
+    assert "the limit is 1 MB" in str(refused[0])
     assert "shorter prompts" in str(refused[0].remedy)
 
 

@@ -1,5 +1,6 @@
 """Linear layers with int8 weights give nearly the same results, for every architecture, with and without many rows."""
 
+import platform
 from dataclasses import replace
 from typing import Any
 
@@ -170,6 +171,43 @@ def test_the_integer_product_is_correct_where_it_exists(engine: str) -> None:
     assert (layer.weight.device.type, layer.weight.shape) == ("meta", (24, 48))
     expected = layer_of().dequantized(torch.eye(48))
     torch.testing.assert_close(layer(torch.eye(48)), expected, rtol=0.05, atol=0.05)
+
+
+def test_tiny_weights_do_not_make_a_product_wrong() -> None:
+    """In fp16, the scales of such rows are less exact than others."""
+    torch.manual_seed(0)
+    weights = torch.randn(64, 512)
+    weights[-4:] *= torch.tensor([1e-6, 3e-6, 1e-5, 3e-5])[:, None]
+    layer = Int8Linear(weights.half(), None)
+    assert quantization._packed_is_correct(layer)
+    assert not quantization._is_correct(layer, lambda rows: layer.packed(rows) * 1.1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "machine", "vnni", "narrow"),
+    [
+        ("onednn", "x86_64", False, True),
+        ("onednn", "x86_64", True, False),
+        ("onednn", "aarch64", False, False),
+        ("x86", "x86_64", True, True),
+    ],
+)
+def test_inputs_have_seven_bits_where_sums_could_overflow(
+    engine: str, machine: str, vnni: bool, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def multiply(rows: torch.Tensor, packed: Any, seven_bits: bool) -> torch.Tensor:
+        asked.append(seven_bits)
+        return torch.zeros(len(rows), 24)
+
+    monkeypatch.setattr(torch.backends, "quantized", type("Engines", (), {"engine": ""}))
+    monkeypatch.setattr(torch.ops.quantized, "linear_prepack", lambda weights, bias: None)
+    monkeypatch.setattr(torch.ops.quantized, "linear_dynamic", multiply)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    layer_of().dynamic(engine)(torch.ones(1, 48))
+    assert asked == [narrow]
 
 
 @pytest.mark.parametrize("outlier", [False, True])

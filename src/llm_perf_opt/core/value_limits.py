@@ -12,7 +12,7 @@ MOST_LEVELS = 64
 MOST_JSON_BYTES = 96 << 20
 MOST_JSON_MEMORY = 900_000_000
 """About how much memory decoding a JSON file may take."""
-_MEMORY = {b"{": 160, b"[": 110, b'"': 30, b",": 45}
+_MEMORY = {b"{": 200, b"[": 110, b'"': 30, b",": 45}
 """Bytes per character, measured with short values. Dictionaries are largest in Python 3.10."""
 _MEMORY_OF_A_BYTE = 5
 """The byte that was read, and a text in which it takes four."""

@@ -289,7 +289,7 @@ class _Capture:
         count = requests or self._request.requests_at(load, self._e2e_s[smaller])
         if count > self._most_requests:
             count = self._most_requests
-            self._note(f"Load {number} is shorter than asked: it has {count:,} requests, the most that can be read.")
+            self._note(f"Load {number} was shortened to {count:,} requests, the most that can be read.")
         driven = drive(rig, self._load(number, load, count), number, self._time_for_a_load())
         self._driven.append(driven)
         piling = self._request.kind == "rate" and self._carried(driven) is False  # times then grow with the length of the load

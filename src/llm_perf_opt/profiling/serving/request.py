@@ -119,22 +119,25 @@ def _check_size(request: ServingRequest, located: LocatedGenerator) -> None:
     """Raise if the file of a load would be too large to be read."""
     tokens = request.config.runtime.num_new_tokens
     most = located.most_requests(tokens)
-    limit = f"llm-perf can read {most:,} requests of {tokens:,} tokens from the file of {located.generator.label}"
+    readable = f"the {most:,} requests of {tokens:,} tokens that llm-perf can read from the file of {located.generator.label}"
     if request.requests > most:
-        raise ConfigError(f"--requests {request.requests} is too many: {limit}.", f"Give at most {most}, or fewer tokens.")
+        remedy = "Give fewer requests, or a smaller runtime.num_new_tokens."
+        raise ConfigError(f"--requests {request.requests} is more than {readable}.", remedy)
     for load in request.rates or request.concurrency or ():
         if request.least_requests_at(load) > most:
-            name = "--rates" if request.rates else "--concurrency"
-            raise ConfigError(f"{name} {load:g} needs more requests: {limit}.", "Give a smaller load, or fewer tokens.")
+            option = f"--rates {load:g} --least-s {request.least_s:g}" if request.rates else f"--concurrency {load:g}"
+            remedy = "Give a smaller number, or a smaller runtime.num_new_tokens."
+            raise ConfigError(f"{option} needs more than {readable}.", remedy)
 
 
 def prepare(request: ServingRequest) -> Prepared:
     """Check everything that can be checked without starting a process, or raise."""
     if request.rates and request.concurrency:
         raise ConfigError("--rates and --concurrency exclude each other.", "Give one of them.")
-    for option, seconds in (("least", request.least_s), ("profile", request.profile_s), ("point", request.point_s)):
-        if not math.isfinite(seconds):
-            raise ConfigError(f"--{option}-s {seconds} is not a number of seconds.", f"Write --{option}-s 10.")
+    for name in ("least_s", "profile_s", "point_s"):
+        if not math.isfinite(seconds := getattr(request, name)):
+            option, default = f"--{name.replace('_', '-')}", getattr(ServingRequest, name)
+            raise ConfigError(f"{option} {seconds} is not a number of seconds.", f"The default is {option} {default:g}.")
     slo_ns = parse_slo(request.slo).limits if request.slo else {}
     if request.url is not None:
         return _attached(request, slo_ns)
