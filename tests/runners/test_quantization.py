@@ -1,6 +1,5 @@
 """Linear layers with int8 weights give nearly the same results, for every architecture, with and without many rows."""
 
-import platform
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from builders import default_config
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.instruction_sets import instruction_set
 from llm_perf_opt.runners import quantization
 from llm_perf_opt.runners.base import RunnerRequest
 from llm_perf_opt.runners.pytorch_runner import open_pytorch
@@ -184,16 +184,18 @@ def test_tiny_weights_do_not_make_a_product_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "machine", "vnni", "narrow"),
+    ("engine", "flags", "narrow"),
     [
-        ("onednn", "x86_64", False, True),
-        ("onednn", "x86_64", True, False),
-        ("onednn", "aarch64", False, False),
-        ("x86", "x86_64", True, True),
+        ("onednn", {"avx2", "fma", "avx512f"}, True),
+        ("onednn", {"avx2", "fma", "avx512f", "avx512_vnni"}, False),
+        ("onednn", {"avx2", "fma", "avx_vnni"}, False),
+        ("onednn", {"asimd", "asimddp"}, False),
+        ("onednn", set(), True),
+        ("x86", {"avx512f", "avx512_vnni"}, True),
     ],
 )
 def test_inputs_have_seven_bits_where_sums_could_overflow(
-    engine: str, machine: str, vnni: bool, narrow: bool, monkeypatch: pytest.MonkeyPatch
+    engine: str, flags: set[str], narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -204,8 +206,7 @@ def test_inputs_have_seven_bits_where_sums_could_overflow(
     monkeypatch.setattr(torch.backends, "quantized", type("Engines", (), {"engine": ""}))
     monkeypatch.setattr(torch.ops.quantized, "linear_prepack", lambda weights, bias: None)
     monkeypatch.setattr(torch.ops.quantized, "linear_dynamic", multiply)
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
-    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(quantization, "instruction_set", lambda dtype: instruction_set(dtype, flags))
     layer_of().dynamic(engine)(torch.ones(1, 48))
     assert asked == [narrow]
 

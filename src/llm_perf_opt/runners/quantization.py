@@ -14,7 +14,6 @@ Each is compared with the dequantized product first, and not used where it is wr
 values up to 127 times an input, which overflow in fp16: they are scaled in fp32.
 """
 
-import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,6 +22,8 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.core.instruction_sets import instruction_set
+from llm_perf_opt.core.missing import Missing
 from llm_perf_opt.runners.quantized_layers import QuantizedLinear
 
 PACKED = "aten::_weight_int8pack_mm"
@@ -30,7 +31,7 @@ DYNAMIC = "quantized::linear_dynamic"
 _ENGINES = ("onednn", "x86", "fbgemm")
 """Implementations of DYNAMIC to try. qnnpack is six times slower than the fp32 product on a Neoverse N1."""
 _NARROW = ("x86", "fbgemm")
-"""Engines that may overflow unless the inputs have 7 bits; on x86 without AVX-512 VNNI, all of them."""
+"""Engines that may overflow unless the inputs have 7 bits. Without instructions for int8, such as VNNI, all of them may."""
 _MOST_ERROR = 0.05
 """Relative error above which a product is wrong; rounding inputs and weights costs about 0.015."""
 _LARGEST = 127
@@ -139,7 +140,8 @@ class Int8Linear(QuantizedLinear):
             whole = torch._make_per_tensor_quantized_tensor(self.weight, 1.0, 0)
             kept: Any = torch.ops.quantized.linear_prepack(whole, None)
         multiply, scales = torch.ops.quantized.linear_dynamic, self.scales
-        narrow = engine in _NARROW or (platform.machine() == "x86_64" and not torch.cpu._is_vnni_supported())
+        instructions = instruction_set("int8")
+        narrow = engine in _NARROW or isinstance(instructions, Missing) or not instructions.native
 
         def product(rows: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = multiply(rows.float(), kept, narrow)

@@ -126,7 +126,7 @@ def _check_size(request: ServingRequest, located: LocatedGenerator) -> None:
     for load in request.rates or request.concurrency or ():
         if request.least_requests_at(load) > most:
             option = f"--rates {load:g} --least-s {request.least_s:g}" if request.rates else f"--concurrency {load:g}"
-            remedy = "Give a smaller number, or a smaller runtime.num_new_tokens."
+            remedy = "Give smaller values, or a smaller runtime.num_new_tokens."
             raise ConfigError(f"{option} needs more than {readable}.", remedy)
 
 

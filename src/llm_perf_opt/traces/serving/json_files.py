@@ -30,8 +30,8 @@ MOST_PART_BYTES = 1 << 20
 NULL = msgspec.Raw(b"null")
 _RECORD_BYTES, _NUMBER_BYTES, _TEXT_BYTES = 600, 40, 200
 """What a request, each of its tokens and its texts take."""
-_WRITTEN_BYTES, _WRITTEN_TOKEN_BYTES = 300, 32
-"""What a request takes in a JSON file besides its tokens, and what a token takes: its time, and a text of two escapes."""
+_WRITTEN_BYTES, _WRITTEN_TOKEN_BYTES = 300, 45
+"""What a request takes in a JSON file besides its tokens, and what a token takes: its time, and a text of up to four escapes."""
 _QUOTE_OR_ODD_NUMBER = re.compile(rb'\\.|"|NaN|-?Infinity', re.DOTALL)
 """Not whole texts: matching one takes memory for each of its escapes."""
 HEAD_BYTES = 1 << 16
