@@ -1,5 +1,7 @@
 """Shared by all tests."""
 
+import atexit
+import functools
 import gc
 import os
 import random
@@ -93,9 +95,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what imports and collection made out of every later garbage collection."""
+    """Leave what imports and collection made out of every later garbage collection.
+
+    At exit, DuckDB would report what is still frozen as leaked.
+    """
     gc.freeze()
     gc.enable()
+    atexit.register(gc.unfreeze)
 
 
 _LONGEST = (
@@ -125,8 +131,7 @@ next one starts minutes later and uses it.
 
 
 def pytest_unconfigure() -> None:
-    """Unfreeze what DuckDB would otherwise report as leaked at exit. Remove the cache folder when all workers have ended."""
-    gc.unfreeze()
+    """Remove the cache folder when all workers have ended."""
     if not _WORKER:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
@@ -140,6 +145,15 @@ def _no_full_collections() -> Iterator[None]:
     from llm_perf_opt.runners.measure import meter
 
     with patch.object(meter, "gc", SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_command() -> Iterator[None]:
+    """`CliRunner` would make the command of all verbs again at each call."""
+    from typer import main, testing
+
+    with patch.object(testing, "_get_command", functools.cache(main.get_command)):
         yield
 
 

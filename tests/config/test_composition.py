@@ -21,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import default_config, with_value
-from llm_perf_opt.config import checks
+from llm_perf_opt.config import checks, hydra_composition
 from llm_perf_opt.config.choices import CONF_MODULE, GROUPS, group_options
 from llm_perf_opt.config.composition import Composed, compose, config_from_mapping, config_to_yaml, expand_sweep, with_overrides
 from llm_perf_opt.config.schema import LauncherConfig, ModelConfig, RunConfig
@@ -213,10 +213,29 @@ def test_repeats_that_contradict_each_other_are_refused_where_both_are_given() -
 
 
 def test_nothing_of_hydra_is_left_behind() -> None:
-    compose([])
-    assert not GlobalHydra.instance().is_initialized()
-    refusal("model.dtype=bf17")
-    assert not GlobalHydra.instance().is_initialized()
+    for words in ([], ["model.dtype=bf17"]):
+        hydra_composition._packaged.cache_clear()
+        with contextlib.suppress(ConfigError):
+            compose(words)
+        assert not GlobalHydra.instance().is_initialized()
+
+
+def test_what_was_composed_before_changes_nothing() -> None:
+    """Packaged options are selected by Hydra once per process."""
+    runs = [
+        ["model=gpt2", "runtime.batch_size=4"],
+        ["model=gpt2", "~model.architecture.n_layer", "model.substages={a: lm_head}"],
+        ["experiment=e", "model=gpt2", "model.architecture.n_layer=2", "experiment=f", "profiling=minimal"],
+        ["model=gpt2", "hardware=cpu", "model.architecture.n_head=4", "runtime.prompt_tokens=${runtime.batch_size}"],
+        ["hardware=cpu", "model=gpt2", "runtime.batch_size=2", "runtime.batch_size=3"],
+        ["model=gpt2"],
+    ]
+    alone = []
+    for words in runs:
+        hydra_composition._packaged.cache_clear()
+        alone.append(compose(words).config)
+    for _ in range(2):
+        assert [compose(words).config for words in runs] == alone
 
 
 # --- the run's folder -------------------------------------------------------------------------------------------------

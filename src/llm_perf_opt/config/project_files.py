@@ -5,12 +5,12 @@ defaults of its group. `hydra/default.yaml` may have its settings under `hydra:`
 other sections (`experiment`, `hydra`, another group) at its top level.
 """
 
-import copy
 import io
 import os
+import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -118,7 +118,7 @@ class OwnSource(ConfigSource):
 class PackagedSource(ConfigSource):
     """The packaged options, as a source for Hydra that reads each file once per process: a sweep composes many times."""
 
-    _read: ClassVar[dict[str, ConfigResult]] = {}
+    _read: ClassVar[dict[str, bytes]] = {}
 
     def __init__(self, source: ConfigSource) -> None:
         super().__init__(source.provider, f"{source.scheme()}://{source.path}")
@@ -137,8 +137,9 @@ class PackagedSource(ConfigSource):
         """Return a copy of a file's settings; Hydra changes what it gets."""
         found = self._read.get(config_path)
         if found is None:
-            found = self._read[config_path] = self._source.load_config(config_path)
-        return replace(found, config=copy.deepcopy(found.config), header=dict(found.header))
+            found = self._read[config_path] = pickle.dumps(self._source.load_config(config_path))
+        result: ConfigResult = pickle.loads(found)  # noqa: S301 - written above, and faster than copy.deepcopy
+        return result
 
     def available(self) -> bool:
         """Return whether the package is there."""
