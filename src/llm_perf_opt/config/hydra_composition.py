@@ -48,10 +48,12 @@ def compose_values(overrides: Sequence[str], searched: Sequence[Path]) -> HydraR
     """Compose the options of the folders `searched`, in this order, and of the package with the overrides."""
     from hydra.errors import HydraException, MissingConfigException
 
+    from llm_perf_opt.config.project_files import OwnSource
+
     _register_resolvers()
-    sources: list[OwnSource] = []
+    sources = [OwnSource(folder) for folder in searched]
     try:
-        composed, choices = _composed(overrides, searched, sources)
+        composed, choices = _composed(overrides, sources)
         loaded = [file for source in sources for file in source.loaded]
         files = tuple(sorted(loaded, key=lambda file: GROUPS.index(file.group) if file.group in GROUPS else -1))
         return HydraResult(_plain(composed), _run_dir(composed), choices, files)
@@ -66,10 +68,8 @@ def compose_values(overrides: Sequence[str], searched: Sequence[Path]) -> HydraR
         raise ConfigError(fact, _look_at(sources) or "Check the values on the command line.") from error
 
 
-def _composed(
-    overrides: Sequence[str], searched: Sequence[Path], sources: "list[OwnSource]"
-) -> tuple[DictConfig, dict[str, str]]:
-    """Return the composed options and the selected option of each group; add the sources of the user's files to `sources`."""
+def _composed(overrides: Sequence[str], sources: "Sequence[OwnSource]") -> tuple[DictConfig, dict[str, str]]:
+    """Return the composed options and the selected option of each group. The section `hydra` has what a file may refer to."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.types import RunMode
@@ -77,7 +77,7 @@ def _composed(
     parsed = OverridesParser.create().parse_overrides([*overrides])
     ConfigLoaderImpl.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
     texts = tuple(text for text, override in zip(overrides, parsed, strict=True) if not _is_value(override))
-    selected = _selected(texts, searched, sources) if searched else _packaged(texts)
+    selected = _selected(texts, sources) if sources else _packaged(texts)
     composed: DictConfig = pickle.loads(selected.options)  # noqa: S301 - written below, by this process
     facts = {"runtime": {"cwd": str(Path.cwd()), "choices": selected.choices}, "job": {"name": "llm-perf"}}
     OmegaConf.update(composed, "hydra", OmegaConf.merge(facts, composed.get("hydra") or {}), force_add=True)
@@ -89,7 +89,7 @@ def _composed(
 
 
 def _is_value(override: Any) -> bool:
-    """Return whether the override sets a value inside a group; no group has a dot in its name."""
+    """Return whether the override sets a value inside a group: the names of groups have no dots."""
     return "." in override.key_or_group
 
 
@@ -101,17 +101,17 @@ class _Selected:
     """The composed options, pickled: a copy takes a sixth of the time of `copy.deepcopy`."""
     choices: dict[str, str]
     changes: frozenset[str | None]
-    """Those of the overrides that change values, such as `model={name: x}`."""
+    """Those of the overrides that change values, such as `experiment=NAME`."""
 
 
 @functools.lru_cache(maxsize=256)
 def _packaged(overrides: tuple[str, ...]) -> _Selected:
-    """Select among the packaged options, which do not change: `tune` and sweeps compose the same ones many times."""
-    return _selected(overrides, (), [])
+    """Return `_selected` of the packaged options alone. They do not change, and sweeps compose the same ones many times."""
+    return _selected(overrides, ())
 
 
-def _selected(overrides: tuple[str, ...], searched: Sequence[Path], sources: "list[OwnSource]") -> _Selected:
-    """Select options.
+def _selected(overrides: tuple[str, ...], sources: "Sequence[OwnSource]") -> _Selected:
+    """Return the options that the overrides select.
 
     These are the steps of Hydra's `compose` without its settings for logging and launchers, which take longer than ours.
     """
@@ -119,16 +119,13 @@ def _selected(overrides: tuple[str, ...], searched: Sequence[Path], sources: "li
     from hydra._internal.defaults_list import create_defaults_list
     from hydra.core.global_hydra import GlobalHydra
 
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module(CONF_MODULE, version_base="1.3"):
-            sources += _add_sources(searched)
-            loader: Any = GlobalHydra.instance().config_loader()
-            parsed, repository = loader._parse_overrides_and_create_caching_repo("config", [*overrides])
-            found = create_defaults_list(repository, "config", parsed, prepend_hydra=False, skip_missing=False)
-            composed = loader._compose_config_from_defaults_list(found.defaults, repository)
-    finally:
-        GlobalHydra.instance().clear()
+    GlobalHydra.instance().clear()  # a program that calls this one may use Hydra, too
+    with initialize_config_module(CONF_MODULE, version_base="1.3"):
+        loader: Any = GlobalHydra.instance().config_loader()
+        _add_sources(loader, sources)
+        parsed, repository = loader._parse_overrides_and_create_caching_repo("config", [*overrides])
+        found = create_defaults_list(repository, "config", parsed, prepend_hydra=False, skip_missing=False)
+        composed = loader._compose_config_from_defaults_list(found.defaults, repository)
     choices = {str(group): str(option) for group, option in found.overrides.known_choices.items()}
     return _Selected(pickle.dumps(composed), choices, frozenset(change.input_line for change in found.config_overrides))
 
@@ -153,18 +150,13 @@ def first_sentence(error: BaseException) -> str:
     return f"{first}: {first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first
 
 
-def _add_sources(searched: Sequence[Path]) -> "list[OwnSource]":
-    """Make Hydra search these folders before the package."""
-    from hydra.core.global_hydra import GlobalHydra
+def _add_sources(loader: Any, sources: "Sequence[OwnSource]") -> None:
+    """Make Hydra search the user's folders before the package."""
+    from llm_perf_opt.config.project_files import PackagedSource
 
-    from llm_perf_opt.config.project_files import OwnSource, PackagedSource
-
-    sources = [OwnSource(folder) for folder in searched]
-    loader: Any = GlobalHydra.instance().config_loader()
     known = loader.repository.sources
     known[:] = [PackagedSource(source) if source.path == CONF_MODULE else source for source in known]
     known[1:1] = sources  # after Hydra's own options
-    return sources
 
 
 def _look_at(sources: "Sequence[OwnSource]") -> str:

@@ -255,7 +255,10 @@ def _is_correct(layer: Int8Linear, product: Product) -> bool:
                 return False
     inputs = _largest_pairs(layer)
     expected = layer.dequantized(inputs).float().diagonal()
-    most = _MOST_ERROR * expected.abs() + torch.finfo(layer.packed_scales.dtype).tiny  # smaller scales are not exact
+    numbers = torch.finfo(layer.packed_scales.dtype)
+    # Twice what a rounded scale can add to the largest sum of two products: below `tiny`, scales are multiples of tiny · eps.
+    rounded = 2 * _LARGEST * numbers.tiny * numbers.eps
+    most = _MOST_ERROR * expected.abs() + rounded
     return bool(((product(inputs).float().diagonal() - expected).abs() <= most).all())
 
 
