@@ -153,7 +153,7 @@ def _one_command() -> Iterator[None]:
     """`CliRunner` would make the command of all verbs again at each call."""
     from typer import main, testing
 
-    with patch.object(testing, "_get_command", functools.cache(main.get_command)):
+    with patch.object(testing, "_get_command", functools.cache(main.get_command), create=True):
         yield
 
 

@@ -234,8 +234,17 @@ def test_what_was_composed_before_changes_nothing() -> None:
     for words in runs:
         hydra_composition._packaged.cache_clear()
         alone.append(compose(words).config)
+    assert (alone[2].experiment, alone[4].runtime.batch_size) == ("f", 3)
     for _ in range(2):
         assert [compose(words).config for words in runs] == alone
+
+
+def test_the_folder_in_which_a_run_is_composed_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        assert compose(["hydra.run.dir=${hydra:runtime.cwd}/run"]).run_dir == folder / "run"
 
 
 # --- the run's folder -------------------------------------------------------------------------------------------------

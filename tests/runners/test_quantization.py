@@ -234,7 +234,7 @@ def test_overflowing_sums_of_tiny_weights_are_noticed(size: float) -> None:
 @pytest.mark.parametrize("outlier", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), [(24, 1024), (64, 513), (127, 512)])
 def test_a_product_whose_sums_overflow_is_not_correct(outputs: int, inputs: int, outlier: bool) -> None:
-    """Random inputs seldom show it."""
+    """Random inputs seldom show an overflow."""
     torch.manual_seed(0)
     weights = torch.randn(outputs, inputs)
     if outlier:

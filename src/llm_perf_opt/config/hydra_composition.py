@@ -89,7 +89,7 @@ def _composed(overrides: Sequence[str], sources: "Sequence[OwnSource]") -> tuple
 
 
 def _is_value(override: Any) -> bool:
-    """Return whether the override sets a value inside a group: the names of groups have no dots."""
+    """Return whether the override sets a value inside a group. No group has a dot in its name."""
     return "." in override.key_or_group
 
 
@@ -98,10 +98,10 @@ class _Selected:
     """The options that some overrides select, before any value is changed."""
 
     options: bytes
-    """The composed options, pickled: a copy takes a sixth of the time of `copy.deepcopy`."""
+    """The composed options, pickled. Loading them takes a sixth of the time of `copy.deepcopy`."""
     choices: dict[str, str]
     changes: frozenset[str | None]
-    """Those of the overrides that change values, such as `experiment=NAME`."""
+    """The overrides without a dot that set a value instead of selecting an option, such as `experiment=NAME`."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -113,7 +113,8 @@ def _packaged(overrides: tuple[str, ...]) -> _Selected:
 def _selected(overrides: tuple[str, ...], sources: "Sequence[OwnSource]") -> _Selected:
     """Return the options that the overrides select.
 
-    These are the steps of Hydra's `compose` without its settings for logging and launchers, which take longer than ours.
+    These are the steps of Hydra's `compose` without its settings for logging and launchers. Those take longer to compose than the
+    options themselves.
     """
     from hydra import initialize_config_module
     from hydra._internal.defaults_list import create_defaults_list

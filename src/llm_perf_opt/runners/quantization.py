@@ -255,9 +255,9 @@ def _is_correct(layer: Int8Linear, product: Product) -> bool:
                 return False
     inputs = _largest_pairs(layer)
     expected = layer.dequantized(inputs).float().diagonal()
-    numbers = torch.finfo(layer.packed_scales.dtype)
-    # Twice what a rounded scale can add to the largest sum of two products: below `tiny`, scales are multiples of tiny · eps.
-    rounded = 2 * _LARGEST * numbers.tiny * numbers.eps
+    limits = torch.finfo(layer.packed_scales.dtype)
+    # Scales below `tiny` are rounded to multiples of tiny · eps. Twice the error that this adds to the largest sum is accepted.
+    rounded = 2 * _LARGEST * limits.tiny * limits.eps
     most = _MOST_ERROR * expected.abs() + rounded
     return bool(((product(inputs).float().diagonal() - expected).abs() <= most).all())
 
