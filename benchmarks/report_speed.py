@@ -34,13 +34,13 @@ assert not cached_trace(folder.torch_trace_file, folder.tables("torch"), columns
 def make_run(path: Path, events: int) -> int:
     """A run folder whose torch pass left a trace of about as many events."""
     from builders import clean_timings, manifest, torch_pass
-    from llm_perf_opt.core.run_folder import RunFolder, write_record
+    from llm_perf_opt.core.run_folder import RunFolder
     from synthetic_traces import sized, write_trace
 
     folder = RunFolder.create(path)
     folder.write_manifest(manifest())
-    write_record(folder.clean_file, clean_timings())
-    write_record(folder.torch_file, torch_pass())
+    folder.write_record(folder.clean_file, clean_timings())
+    folder.write_record(folder.torch_file, torch_pass())
     plain = path / "trace.json"
     truth = write_trace(plain, sized(events))
     folder.torch_trace_file.write_bytes(gzip.compress(plain.read_bytes(), 1))

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.serving_records import LoadPoint, MetricsSample, ServerFacts
+from writing import write_record
 
 BASE_NS = 1_794_786_000_000_000_000
 """Unix time at which the first load starts."""

@@ -27,8 +27,9 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError
 from llm_perf_opt.core.logit_records import LogitFacts, Logits
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.run_folder import RunFolder, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 from plugins import bring, installed
+from writing import write_whole
 
 RUNNER = """
 from llm_perf_opt.config.runtimes import Lever, Runtime

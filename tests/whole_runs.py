@@ -17,9 +17,10 @@ from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.config.composition import config_to_yaml
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings, TelemetryHeader
 from llm_perf_opt.core.records import Missing, PartTime, PassRecord, StageActivity, WrappedPass
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from nsys_databases import cut_small
 from synthetic_traces import Recipe, write_trace
+from writing import write_record
 
 PASSES = ("clean", "ceilings", "torch", "nvml", "nsys", "ncu_decode", "ncu_selftest")
 ENVIRONMENT = {

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from builders import clean_timings, iteration, manifest
 from command import llm_perf
 from llm_perf_opt.cli.app import BUG, app
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from unreadable import locked
+from writing import write_record
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
 COMMANDS = [line for block in re.findall(r"```\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines()]

@@ -13,7 +13,7 @@ from docs_commands import commands
 from llm_perf_opt.analysis.cost_model.expert_load import most_choices, most_experts
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, CeilingUnit, FoundCeilings
-from llm_perf_opt.core.run_folder import write_record
+from writing import write_record
 
 NVLINK = 450e9
 """An H100's NVLink: 900 GB/s in both directions together."""

@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import CaptureError, ConfigError, ParseError
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Missing, TextUse
-from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.core.warnings import WarningId
 from llm_perf_opt.core.weight_records import WeightFacts
 from llm_perf_opt.report.html import _environment
@@ -25,6 +25,7 @@ from llm_perf_opt.workflows.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
 from whole_runs import whole_run
+from writing import write_record, write_whole
 
 
 def a_run(path: Path, name: str = "tiny") -> RunFolder:
@@ -44,7 +45,7 @@ def a_sweep(path: Path) -> SweepFolder:
     refused.write_manifest(manifest(status="failed", why="No <memory>."))
     folder.point_folder(2).mkdir()
     points = tuple(PlannedPoint((words := f"runtime.batch_size={size}",), (words,)) for size in (1, 2, 4))
-    folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
+    folder.write_plan(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
     return folder
 
 
@@ -215,7 +216,7 @@ def two_points(path: Path) -> tuple[SweepFolder, RunFolder]:
     runs = [a_run(folder.point_folder(number)) for number in range(2)]
     swept = [(f"runtime.batch_size={2**number}",) for number in range(2)]
     points = tuple(PlannedPoint(words, words) for words in swept)
-    folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
+    folder.write_plan(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
     return folder, runs[1]
 
 

@@ -20,9 +20,10 @@ from llm_perf_opt.cli.advise import advise
 from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import CaptureError, HungUp, Interrupted, LlmPerfError, Preempted, Terminated
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
+from writing import write_record
 
 
 def signalled(number: int) -> None:
@@ -220,7 +221,8 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from builders import clean_timings, manifest
 from llm_perf_opt.cli import run as verb
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
+from writing import write_record
 from llm_perf_opt.profiling import capture
 
 def captured(composed, *_):

@@ -15,7 +15,7 @@ def test_one_process_at_a_time_holds_it(tmp_path: Path) -> None:
 
     def add() -> None:
         for _ in range(50):
-            with locked(tmp_path / "lock", HANG_S) as held:
+            with locked(tmp_path, tmp_path / "lock", HANG_S) as held:
                 assert held
                 number = int(file.read_text())
                 os.sched_yield()
@@ -30,17 +30,17 @@ def test_one_process_at_a_time_holds_it(tmp_path: Path) -> None:
 
 
 def test_patience_ends_and_a_folder_without_locks_is_no_error(tmp_path: Path) -> None:
-    with locked(tmp_path / "lock", 0) as held:
+    with locked(tmp_path, tmp_path / "lock", 0) as held:
         assert held
         child = multiprocessing.get_context("fork").Process(target=_refused, args=(tmp_path / "lock",))
         child.start()
         child.join(HANG_S)
     assert child.exitcode == 0
     (tmp_path / "file").write_text("")
-    with locked(tmp_path / "file" / "lock", 0) as held:
+    with locked(tmp_path, tmp_path / "file" / "lock", 0) as held:
         assert not held
 
 
 def _refused(path: Path) -> None:
-    with locked(path, 0) as held:
+    with locked(path.parent, path, 0) as held:
         assert not held

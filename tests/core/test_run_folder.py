@@ -20,7 +20,8 @@ from builders import clean_timings, manifest, torch_pass
 from command import HANG_S
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Manifest, PassRecord, TorchPass
-from llm_perf_opt.core.run_folder import RunFolder, read_record, read_values, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder, read_record, read_values
+from writing import full_disk, write_record, write_whole
 
 
 def everything_under(folder: Path) -> list[str]:
@@ -356,12 +357,8 @@ def test_a_full_disk_is_a_resource_error_and_leaves_the_old_file(
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_device_that_is_really_full_is_a_resource_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain_open = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda path, *words: plain_open(Path("/dev/full") if path.suffix == ".part" else path, *words)
-    )
+    full_disk(monkeypatch, ".part")
     with pytest.raises(ResourceError, match="No space left on the disk"):
         write_record(tmp_path / "run.json", manifest())
     assert everything_under(tmp_path) == []

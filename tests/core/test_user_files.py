@@ -18,7 +18,7 @@ from builders import clean_timings, manifest, torch_pass
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError
 from llm_perf_opt.core.records import SCHEMA
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.user_files import (
     SpecialFileError,
     TooLargeError,
@@ -32,6 +32,7 @@ from llm_perf_opt.core.user_files import (
 )
 from llm_perf_opt.traces.trace_mark import tables_of
 from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
+from writing import write_record
 
 REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
 HANG_S = 300
@@ -261,7 +262,7 @@ def test_in_place_of_a_file_of_a_sweep(tmp_path: Path, make: Callable[[Path], No
     folder = SweepFolder.create(tmp_path / "sweep")
     run = a_run(folder.point_folder(0))
     points = (PlannedPoint(("runtime.batch_size=1",), ("runtime.batch_size=1",)),)
-    folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
+    folder.write_plan(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
     swapped(run.clean_file, make)
     refused("report", folder.path)
     refused("run", "--resume", folder.path)

@@ -13,6 +13,7 @@ from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.core.user_files import RATIO_COUNTS_FROM_BYTES
 from llm_perf_opt.traces import packed
 from llm_perf_opt.traces.packed import LIMIT_VARIABLE, PackedFile, is_gzip, unpack
+from writing import full_disk
 
 CONTENT = b"".join(b"line %d of many\n" % number for number in range(50_000))
 
@@ -152,13 +153,12 @@ def test_a_file_is_unpacked_to_disk_whole_or_refused(tmp_path: Path) -> None:
         unpack(path, out)
 
 
-def test_a_full_disk_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("there is no device that is always full")
+def test_a_full_disk_is_not_taken_for_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.gz"
     path.write_bytes(gzip.compress(CONTENT * 20))
-    with pytest.raises(ResourceError, match="cannot be unpacked into /dev"):
-        unpack(path, Path("/dev/full"))
+    full_disk(monkeypatch, "unpacked")
+    with pytest.raises(ResourceError, match="cannot be unpacked into"):
+        unpack(path, tmp_path / "unpacked")
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 3])

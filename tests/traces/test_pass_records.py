@@ -15,11 +15,12 @@ from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.engine_records import EngineMemory
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.records import CleanTimings, Missing, RuntimeFacts
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.traces.pass_records import read_timings
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_reader import RunReader
+from writing import write_record
 
 
 def stored(path: Path, place: tuple[Any, ...], value: Any) -> Path:

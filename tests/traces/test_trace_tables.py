@@ -43,7 +43,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, made: tuple[Trace, Truth])
     trace, _ = made
     problem = TraceProblem("truncated", "a 'quoted' fact\nof two lines", True, "remedy")
     trace = replace(trace, problems=(problem,), facts={"tool": "x", "é": "ü"})
-    write_tables(trace, tmp_path / "tables", of="abc", seen="s")
+    write_tables(trace, tmp_path / "tables", of="abc", seen="s", root=tmp_path)
     assert same(read_tables(tmp_path / "tables"), trace)
     assert made_of(tmp_path / "tables") == ("abc", "s")
     assert [path.name for path in tmp_path.iterdir()] == ["tables"]  # nothing is left beside
@@ -51,7 +51,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, made: tuple[Trace, Truth])
 
 def test_a_trace_without_events(tmp_path: Path) -> None:
     empty = Trace("nsys", [], DeviceWork.none(), HostCalls.none(), Ranges.none(), Operators.none())
-    write_tables(empty, tmp_path / "tables")
+    write_tables(empty, tmp_path / "tables", root=tmp_path)
     assert same(read_tables(tmp_path / "tables"), empty)
 
 
@@ -64,13 +64,13 @@ def test_rows_stay_in_order_when_there_are_more_names_than_rows(tmp_path: Path) 
     )  # fmt: skip
     names = [f"range '{number}' \"é\"\n" for number in range(5000)]
     trace = Trace("nsys", names, DeviceWork.none(), HostCalls.none(), ranges, Operators.none())
-    write_tables(trace, tmp_path / "it's here")
+    write_tables(trace, tmp_path / "it's here", root=tmp_path)
     assert same(read_tables(tmp_path / "it's here"), trace)
 
 
 def test_any_duckdb_reads_the_files(tmp_path: Path, made: tuple[Trace, Truth]) -> None:
     trace, truth = made
-    write_tables(trace, tmp_path / "tables")
+    write_tables(trace, tmp_path / "tables", root=tmp_path)
     query = f"select name, count(*), sum(dur_ns) from '{tmp_path}/tables/kernels.parquet' where kind = 'kernel' group by name"
     found = {name: [calls, int(total)] for name, calls, total in rows_of(query)}
     assert found == dict(truth.by_name)
@@ -84,7 +84,7 @@ def test_extra_columns_stand_first(tmp_path: Path, made: tuple[Trace, Truth]) ->
     trace, _ = made
     stage = np.array(["decode", None] * len(trace.work), object)[: len(trace.work)]
     step = np.arange(len(trace.work), dtype=np.int32)
-    write_tables(trace, tmp_path / "tables", extra={"kernels": {"stage": stage, "step": step}})
+    write_tables(trace, tmp_path / "tables", extra={"kernels": {"stage": stage, "step": step}}, root=tmp_path)
     file = f"'{tmp_path}/tables/kernels.parquet'"
     assert [row[0] for row in rows_of(f"describe select * from {file}")][:3] == ["stage", "step", "name"]
     assert rows_of(f"select stage, step from {file} limit 3") == [("decode", 0), (None, 1), ("decode", 2)]
@@ -93,22 +93,22 @@ def test_extra_columns_stand_first(tmp_path: Path, made: tuple[Trace, Truth]) ->
 
 def test_tables_are_replaced_whole(tmp_path: Path, made: tuple[Trace, Truth]) -> None:
     trace, _ = made
-    write_tables(replace(trace, names=["x"] * len(trace.names)), tmp_path / "tables")
-    write_tables(trace, tmp_path / "tables")
+    write_tables(replace(trace, names=["x"] * len(trace.names)), tmp_path / "tables", root=tmp_path)
+    write_tables(trace, tmp_path / "tables", root=tmp_path)
     assert same(read_tables(tmp_path / "tables"), trace)
     assert [path.name for path in tmp_path.iterdir()] == ["tables"]
 
 
 def test_a_failed_write_leaves_the_old_tables(tmp_path: Path, made: tuple[Trace, Truth], monkeypatch: pytest.MonkeyPatch) -> None:
     trace, _ = made
-    write_tables(trace, tmp_path / "tables")
+    write_tables(trace, tmp_path / "tables", root=tmp_path)
 
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("llm_perf_opt.traces.trace_tables._copy_to", fail)
     with pytest.raises(OSError, match="No space"):
-        write_tables(replace(trace, facts={}), tmp_path / "tables")
+        write_tables(replace(trace, facts={}), tmp_path / "tables", root=tmp_path)
     assert same(read_tables(tmp_path / "tables"), trace)
     assert [path.name for path in tmp_path.iterdir()] == ["tables"]
 
@@ -117,7 +117,7 @@ def test_a_failed_write_leaves_the_old_tables(tmp_path: Path, made: tuple[Trace,
 def test_damage_is_noticed(tmp_path: Path, made: tuple[Trace, Truth], file: str) -> None:
     trace, _ = made
     folder = tmp_path / "tables"
-    write_tables(trace, folder)
+    write_tables(trace, folder, root=folder.parent)
     whole = (folder / file).read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 0x10
@@ -133,7 +133,7 @@ def test_damage_is_noticed(tmp_path: Path, made: tuple[Trace, Truth], file: str)
 
 
 def test_another_version_is_refused(tmp_path: Path, made: tuple[Trace, Truth], monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tables(made[0], tmp_path / "tables")
+    write_tables(made[0], tmp_path / "tables", root=tmp_path)
     monkeypatch.setattr("llm_perf_opt.traces.trace_tables.SCHEMA_VERSION", 999)
     with pytest.raises(ParseError, match="another version"):
         read_tables(tmp_path / "tables")
@@ -142,9 +142,9 @@ def test_another_version_is_refused(tmp_path: Path, made: tuple[Trace, Truth], m
 def test_a_folder_whose_name_is_a_pattern_or_a_column_is_read_by_itself(tmp_path: Path, made: tuple[Trace, Truth]) -> None:
     other_path = tmp_path / "other.json"
     write_trace(other_path, Recipe(steps=2, kernels_per_step=3))
-    write_tables(read_torch_trace(other_path), tmp_path / "t1")
+    write_tables(read_torch_trace(other_path), tmp_path / "t1", root=tmp_path)
     for name in ("t[1]", "t?", "dur_ns=5", "it's=[x]"):
-        write_tables(made[0], tmp_path / name)
+        write_tables(made[0], tmp_path / name, root=tmp_path)
         assert same(read_tables(tmp_path / name), made[0])
 
 

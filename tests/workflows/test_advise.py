@@ -20,7 +20,7 @@ from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.config.composition import Composed, compose, config_to_yaml
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import RuntimeFacts
-from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.report.findings import trial_words, trials_table, trials_text, verification_json
@@ -31,6 +31,7 @@ from llm_perf_opt.workflows.calibration import read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 from markdown_reader import read
 from rendered import markdown_of
+from writing import write_record
 
 
 def finding(**changes: Any) -> Finding:

@@ -8,7 +8,7 @@ import pytest
 
 from llm_perf_opt.analysis.kernels.selection import Selection
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
@@ -19,6 +19,7 @@ from llm_perf_opt.workflows.analyze_kernels import analyze_kernels, analyze_regi
 from llm_perf_opt.workflows.run_reader import RunReader
 from nsys_databases import altered
 from rendered import markdown_of
+from writing import write_record
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 NO_TIMES = Missing("no iteration was measured")

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from llm_perf_opt.analysis.kernels.selection import SelectedKernel, Selection
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.report.markdown import escape, render_markdown
 from llm_perf_opt.workflows.analyze_program import ProgramAnalysis, analyze_program, program_document, write_program_report
 from llm_perf_opt.workflows.run_reader import RunReader
+from writing import write_record
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 

@@ -11,8 +11,9 @@ from builders import clean_timings, manifest
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import SCHEMA, Manifest
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.compare import Baselines
+from writing import write_record
 
 
 def made(path: Path) -> Path:

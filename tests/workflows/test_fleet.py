@@ -15,11 +15,12 @@ from llm_perf_opt.analysis.fleet import Fleet, FleetRun
 from llm_perf_opt.cli.runs import runs
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows import fleet_index, fleet_reading
 from llm_perf_opt.workflows.compare import compare_runs
 from llm_perf_opt.workflows.fleet import Filters, find_fleet, parse_since, view_fleet
 from unreadable import locked
+from writing import write_record
 
 OLD, NEW = "b" * 40, "a" * 40
 """By name, the new commit comes first."""

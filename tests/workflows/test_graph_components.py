@@ -7,10 +7,10 @@ import pytest
 
 from builders import clean_timings, model_facts, torch_pass
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_reader import RunReader
 from whole_runs import whole_run
+from writing import write_record
 
 ENGINES = Path(__file__).parents[1] / "fixtures" / "engines"
 QWEN3_8B = {

@@ -14,7 +14,7 @@ from builders import clean_timings
 from command import llm_perf
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.core.user_files import read_unpacked
 from llm_perf_opt.workflows import compressing, housekeeping
 from llm_perf_opt.workflows.compare import Baselines
@@ -24,6 +24,7 @@ from llm_perf_opt.workflows.run_listing import find_runs
 from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
 from unreadable import locked
 from whole_runs import whole_run
+from writing import write_record
 
 NOW = datetime(2026, 2, 1, tzinfo=timezone.utc)
 
@@ -218,7 +219,7 @@ def sweep(path: Path) -> Path:
     points = tuple(PlannedPoint((), (f"a={number}",)) for number in range(2))
     for number in range(2):
         made(path / f"00{number}", 5)
-    SweepFolder(path).write(Sweep(SCHEMA, "0", "2026-01-05T00:00:00+00:00", ("x",), None, points))
+    SweepFolder(path).write_plan(Sweep(SCHEMA, "0", "2026-01-05T00:00:00+00:00", ("x",), None, points))
     return path
 
 
@@ -271,14 +272,14 @@ def test_an_interrupt_leaves_whole_runs_and_the_rest_is_removed_next_time(runs: 
 
 
 def test_a_run_that_cannot_be_removed_does_not_stop_the_others(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Path.rename
+    real = Path.replace
 
     def denied(self: Path, target: Path) -> Path:
         if self.name == "day2":
             raise PermissionError(13, "Permission denied", str(self))
         return real(self, target)
 
-    monkeypatch.setattr(Path, "rename", denied)
+    monkeypatch.setattr(Path, "replace", denied)
     found = carry_out(runs, list(plan(runs, keep=0).values()))
     assert len(found.steps) == 3
     assert "Permission denied" in found.failed[0]
@@ -359,30 +360,30 @@ def test_a_file_is_compressed_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patched:
         patched.setattr(compressing, "_contents", stopped)
         with pytest.raises(KeyboardInterrupt):
-            compress_file(path)
+            compress_file(RunFolder(tmp_path), path)
     assert [file.name for file in tmp_path.iterdir()] == ["operators.json"]
     with monkeypatch.context() as patched:
         patched.setattr(compressing, "_contents", lambda _: (0, 0))
         with pytest.raises(LlmPerfError, match="changed while"):
-            compress_file(path)
-    freed = compress_file(path)
+            compress_file(RunFolder(tmp_path), path)
+    freed = compress_file(RunFolder(tmp_path), path)
     packed = tmp_path / "operators.json.gz"
     assert [file.name for file in tmp_path.iterdir()] == [packed.name]
     assert freed == len(content) - packed.stat().st_size
     assert packed.stat().st_mode & 0o777 == 0o640
     assert (read_unpacked(packed, 1 << 30), packed.stat().st_mtime_ns) == (content, time_ns)
     path.write_bytes(content)  # killed between the two last steps: both are there
-    assert compress_file(path) == freed
+    assert compress_file(RunFolder(tmp_path), path) == freed
     assert not path.exists()
 
 
 def test_a_file_that_readers_would_take_for_a_bomb_stays(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     path.write_bytes(b"\0" * (20 << 20))
-    assert compress_file(path) == 0
+    assert compress_file(RunFolder(tmp_path), path) == 0
     assert path.stat().st_size == 20 << 20
     path.write_bytes(os.urandom(100_000))
-    assert compress_file(path) == 0
+    assert compress_file(RunFolder(tmp_path), path) == 0
     assert [file.name for file in tmp_path.iterdir()] == ["run.sqlite"]
 
 

@@ -12,12 +12,13 @@ from builders import clean_timings, manifest
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord, RunStatus
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.workflows import run_reader
 from llm_perf_opt.workflows.run_listing import list_runs
 from llm_perf_opt.workflows.sweep_folder import PlannedPoint, Sweep, SweepFolder
 from unreadable import locked
+from writing import write_record
 
 
 def made(path: Path, created: str, model: str = "tiny", experiment: str = "one", status: RunStatus = "complete") -> RunFolder:
@@ -107,7 +108,7 @@ def test_a_sweep_over_models_is_found_by_each_of_them(tmp_path: Path) -> None:
     for number, model in enumerate(("a", "b", "a")):
         made(tmp_path / "sweep" / f"{number:03d}", day(2), model=model)
     points = [PlannedPoint((), (f"model={model}",)) for model in ("a", "b", "a")]
-    SweepFolder(tmp_path / "sweep").write(Sweep(SCHEMA, "0", day(2), ("llm-perf", "run"), None, tuple(points)))
+    SweepFolder(tmp_path / "sweep").write_plan(Sweep(SCHEMA, "0", day(2), ("llm-perf", "run"), None, tuple(points)))
     for model in ("a", "b"):
         (row,) = list_runs(tmp_path, model=model).rows
         assert (row.kind, row.model) == ("sweep", "a, b")
@@ -168,7 +169,7 @@ def test_a_sweep_with_a_damaged_point_is_not_complete(tmp_path: Path) -> None:
         folder.write_manifest(manifest())
         write_record(folder.clean_file, clean_timings())
     points = tuple(PlannedPoint((), (f"runtime.batch_size={number}",)) for number in range(2))
-    sweep.write(Sweep(SCHEMA, "0", day(2), ("llm-perf", "run"), None, points))
+    sweep.write_plan(Sweep(SCHEMA, "0", day(2), ("llm-perf", "run"), None, points))
     assert list_runs(tmp_path).rows[0].status == "complete"
     RunFolder(sweep.point_folder(1)).clean_file.write_text("{")
     (row,) = list_runs(tmp_path).rows
@@ -203,7 +204,7 @@ def test_a_sweep_is_one_row_and_its_runs_are_listed_inside_it(tmp_path: Path) ->
         PlannedPoint(("runtime.batch_size=1",), ("runtime.batch_size=1",)),
         PlannedPoint(("runtime.batch_size=2",), ("runtime.batch_size=2",)),
     )
-    SweepFolder(sweep).write(Sweep(SCHEMA, "0", day(3), ("x",), None, points))
+    SweepFolder(sweep).write_plan(Sweep(SCHEMA, "0", day(3), ("x",), None, points))
     (row,) = list_runs(tmp_path).rows
     assert (row.kind, row.status, row.model) == ("sweep", "partial", "tiny")
     assert (row.why, row.workload) == ("1 of 2 points are complete", "2 points over runtime.batch_size")
@@ -217,7 +218,7 @@ def planned(path: Path, *swept: str) -> None:
     """A sweep none of whose points has started."""
     path.mkdir(parents=True)
     points = tuple(PlannedPoint((text,), (text,)) for text in swept) or (PlannedPoint((), ()),)
-    SweepFolder(path).write(Sweep(SCHEMA, "0", day(1), ("llm-perf", "run"), None, points))
+    SweepFolder(path).write_plan(Sweep(SCHEMA, "0", day(1), ("llm-perf", "run"), None, points))
 
 
 def test_a_sweep_that_was_only_planned_has_not_failed(tmp_path: Path) -> None:

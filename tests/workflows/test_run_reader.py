@@ -14,7 +14,7 @@ from builders import clean_timings
 from command import llm_perf
 from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding
 from llm_perf_opt.core.records import CleanTimings, Missing, PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.report.overview import overview_text
 from llm_perf_opt.traces import trace_cache
 from llm_perf_opt.traces.ncu_csv import read_ncu
@@ -23,6 +23,7 @@ from llm_perf_opt.workflows import advise, run_reader
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_reader import Damaged, RunReader, Untested
 from whole_runs import whole_run
+from writing import write_record
 
 SMALL = ["hardware=cpu", "runtime.num_new_tokens=4", "runtime.prompt_tokens=8", "runtime.min_repeats=6"]
 SMALL += ["runtime.max_repeats=6", "runtime.max_warmup=3"]

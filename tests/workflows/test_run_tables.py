@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.warnings import WarningId
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from llm_perf_opt.traces.trace_tables import connect
@@ -25,6 +25,7 @@ from llm_perf_opt.workflows.analyze_trace import analyze_source
 from llm_perf_opt.workflows.queries import RUN_TABLES, Queries
 from llm_perf_opt.workflows.run_reader import RunReader
 from nsys_databases import altered
+from writing import write_record
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 MS = 1_000_000

@@ -12,7 +12,7 @@ from docs_commands import commands
 from llm_perf_opt.analysis.serving.knee import Knee
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.core.missing import Missing
-from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.core.serving_records import LoadPoint, LoadRecords, ServerFacts
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
@@ -25,6 +25,7 @@ from llm_perf_opt.workflows.run_listing import list_runs
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.serving import analyze_serving, report_serving
 from serving_loads import write_serving_run
+from writing import write_record
 
 FILES = Path(__file__).parents[1] / "fixtures" / "serving"
 ALL = ("profile_export.jsonl", "vllm_bench_serve.json", "guidellm.json")

@@ -12,9 +12,10 @@ from builders import clean_timings, manifest, model_facts
 from llm_perf_opt.config.composition import Composed, config_to_yaml, expand_sweep
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Manifest, RunStatus
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.sweep import begin_sweep, plan_sweep, report_sweep, run_sweep
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
+from writing import write_record
 
 
 def test_every_combination_in_reading_order() -> None:
@@ -196,7 +197,7 @@ def test_a_sweep_goes_on_where_it_was_begun_or_not_at_all(
 
 def of_an_older_version(folder: SweepFolder) -> None:
     """Without the project and the resolved points."""
-    folder.write(replace(folder.read(), project=None))
+    folder.write_plan(replace(folder.read(), project=None))
 
 
 def test_a_sweep_does_not_go_on_with_other_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ import command
 from builders import clean_timings, manifest
 from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError, LlmPerfError
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.clusters.job import become_point
 from llm_perf_opt.workflows.sweep import begin_sweep, gpus_of_points, launcher_of, plan_sweep, run_planned, with_launcher
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
+from writing import write_record
 
 
 def swept(place: Path, *words: str) -> SweepFolder:
@@ -34,7 +35,7 @@ def measured(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None
 @pytest.mark.slow
 def test_a_hundred_points_of_four_writers_all_survive(tmp_path: Path) -> None:
     folder = swept(tmp_path / "sweep", "runtime.batch_size=1,2")
-    folder.write(replace(folder.read(), points=folder.read().points[:1] * 100), folder.settings()[:1] * 100)
+    folder.write_plan(replace(folder.read(), points=folder.read().points[:1] * 100), folder.settings()[:1] * 100)
     plan = folder.sweep_file.read_bytes()
     processes = multiprocessing.get_context("fork")
 

@@ -169,7 +169,7 @@ def test_earlier_trials_give_order_and_interval(base: Base, cache: Path) -> None
     add_calibration(points)
     options = TuneOptions(max_steps=1)
     folder = begin(base[0], options, [])
-    folder.write(replace(folder.read(), calibration=read_calibration("a fake")[0]))
+    folder.write_state(replace(folder.read(), calibration=read_calibration("a fake")[0]))
     runs = FakeRuns(folder.path, base[1], findings=found_in)
     found, _ = tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
     folder.close()
@@ -566,7 +566,7 @@ def test_levers_of_the_user_that_change_the_precision_need_permission(base: Base
 
 def test_a_run_outside_the_search_is_not_read(base: Base) -> None:
     folder = begin(base[0], TuneOptions(), [])
-    folder.write(replace(folder.read(), runs=(MadeRun("key", "..", 1.0),)))
+    folder.write_state(replace(folder.read(), runs=(MadeRun("key", "..", 1.0),)))
     folder.close()
     with pytest.raises(ParseError, match="names a run outside the search"):
         resume(base[0], None).read()

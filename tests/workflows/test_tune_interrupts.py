@@ -15,13 +15,14 @@ from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.config.composition import Composed, config_to_yaml
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError
 from llm_perf_opt.core.records import PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows import advise
 from llm_perf_opt.workflows.analyze_run import is_reported
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune import CapturedRuns, begin, measure_base, resume, tune
 from llm_perf_opt.workflows.tune_folder import TuneFolder, TuneOptions
 from tuning_builders import FakeRuns, fake_base, fake_finding, names
+from writing import write_record
 
 pytestmark = pytest.mark.usefixtures("fake_engine")
 

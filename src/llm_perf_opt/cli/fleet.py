@@ -102,7 +102,7 @@ def _write_page(found: "Fleet", page: Path) -> None:
 
     with without_garbage_collection():
         content = render_html(fleet_document(found)).encode()
-    write_whole(page, content)
+    write_whole(page.parent, page, content)
 
 
 def _text(found: "Fleet", views: set[str]) -> str:

@@ -140,7 +140,8 @@ def write_page(out: Path, kind: str, data: Any, page: Callable[[], "Document"]) 
     from llm_perf_opt.report.html import render_html
     from llm_perf_opt.report.markdown import render_markdown
 
-    write_whole(out, encoded(data) if kind == ".json" else (render_html if kind == ".html" else render_markdown)(page()).encode())
+    content = encoded(data) if kind == ".json" else (render_html if kind == ".html" else render_markdown)(page()).encode()
+    write_whole(out.parent, out, content)
 
 
 def command_line() -> list[str]:

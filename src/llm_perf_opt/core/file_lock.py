@@ -7,18 +7,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.inside import open_lock
+
 _POLL_S = 0.1
 
 
+_PATIENCE_S = 60.0
+"""How long to wait for others that change a file; each takes milliseconds."""
+
+
 @contextmanager
-def locked(path: Path, patience_s: float) -> Iterator[bool]:
+def changing(root: Path, path: Path) -> Iterator[None]:
+    """Hold the lock of a file below `root` that several processes change, while it is read, changed and replaced.
+
+    Raise a ResourceError if that is impossible: a change by another process could be lost.
+    """
+    with locked(root, path.with_name(f".{path.name}.lock"), _PATIENCE_S) as held:
+        if not held:
+            raise ResourceError(
+                f"{path} cannot be changed: the lock .{path.name}.lock next to it was not obtained within {_PATIENCE_S:.0f} s.",
+                "Another process holds it, or this file system has no locks or is not writable.",
+            )
+        yield
+
+
+@contextmanager
+def locked(root: Path, path: Path, patience_s: float) -> Iterator[bool]:
     """Hold an exclusive lock on a file, which is created. Yield False if others hold it for longer than `patience_s`.
 
     A POSIX record lock (fcntl), which NFS passes on to other machines. False also where locks do not work.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_lock(root, path)
     except OSError:  # a read-only or full file system: what is written there fails as well, and is reported
         yield False
         return

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from llm_perf_opt.core.errors import ResourceError, interrupted
+from llm_perf_opt.core.inside import PRIVATE, open_new
 
 GRACE_S = (30.0, 5.0, 5.0)
 """How long a child may take to end after SIGINT, SIGTERM and SIGKILL. A second Ctrl-C sends the next signal at once."""
@@ -96,7 +97,7 @@ def run_logged(argv: Sequence[str], *, folder: Path, environment: Mapping[str, s
 
     Looks up every second: an interrupt from another thread, as a worker of Ray sends it, does not end a longer wait.
     """
-    with log.open("wb") as out:
+    with open_new(log.parent, log, PRIVATE) as out:
         try:
             child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
                 list(argv),

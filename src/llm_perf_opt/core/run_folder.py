@@ -1,9 +1,7 @@
 """The run folder: the names of its files, and how they are read and written. No other module knows these names."""
 
-import errno
 import fcntl
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,8 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
+from llm_perf_opt.core.errors import ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.core.file_lock import folder_lock
+from llm_perf_opt.core.inside import PRIVATE, SHARED, disk_error, make_folder, new_folder, root_of, write
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
 from llm_perf_opt.core.user_files import TooLargeError, check_folder, present, read_text, read_unpacked
 from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_plain
@@ -38,6 +37,21 @@ _COMPRESSIBLE = (
     "counters.csv",
     "log.txt",
 )
+_PRIVATE_FILES = frozenset(
+    {
+        "run.json",
+        "config.yaml",
+        "env.json",
+        "inputs.yaml",
+        "inputs.json",
+        "tokens.json",
+        "cmd.txt",
+        "log.txt",
+        "plan.json",
+        "sweep.json",
+    }
+)
+"""Files with prompts, outputs, arguments or logs: only their owner may read them."""
 _ELSEWHERE = ", or choose another folder: hydra.run.dir=DIR for a run or a sweep, --out DIR for exec, serve and import"
 _TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
 
@@ -53,8 +67,23 @@ class _RunFile:
         return present(path) if self._relative.startswith("raw/") else path
 
 
-class RunFolder:
-    """A run on disk. Files are written completely or not at all."""
+class OwnFolder:
+    """A folder of a run, a sweep or a search on disk. Files are written completely or not at all, and only inside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file of this folder."""
+        write_whole(self.path, path, content)
+
+    def write_record(self, path: Path, record: Any) -> None:
+        """Write a record as indented JSON to a file of this folder."""
+        write_record(self.path, path, record)
+
+
+class RunFolder(OwnFolder):
+    """A run on disk."""
 
     manifest_file = _RunFile("run.json")
     """The passes and their states."""
@@ -118,14 +147,15 @@ class RunFolder:
     """The server that a load was put on."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self._parsed: dict[tuple[Path, Any], tuple[tuple[int, int, int], Any]] = {}
 
     @classmethod
     def create(cls, wanted: Path) -> "RunFolder":
         """Create a new folder at `wanted`, or with a number appended if it exists: a run never writes into another run."""
         try:
-            wanted.parent.mkdir(parents=True, exist_ok=True)
+            root = root_of(wanted)
+            make_folder(root if root != wanted else wanted.parent, wanted.parent)
             free = os.statvfs(wanted.parent)
             if free.f_bavail * free.f_frsize < LEAST_FREE_BYTES:
                 raise ResourceError(
@@ -136,10 +166,9 @@ class RunFolder:
             for number in range(1, 1000):
                 path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
                 try:
-                    path.mkdir()
+                    made = cls(new_folder(path.parent, path))
                 except FileExistsError:
                     continue
-                made = cls(path.resolve())
                 made.hold()
                 return made
         except OSError as error:
@@ -240,7 +269,7 @@ class RunFolder:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Replace run.json."""
-        write_record(self.manifest_file, manifest)
+        self.write_record(self.manifest_file, manifest)
 
     def update_pass(self, entry: PassRecord) -> None:
         """Replace or add the entry of a pass in run.json."""
@@ -268,27 +297,19 @@ def there(path: Path, remedy: str) -> Path:
     return path
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a temporary file, then rename it: a reader sees the old file or the new one, never half of one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # unique to this writer
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException as error:
-        with suppress(OSError):  # a file that cannot be written may not be removable either
-            partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise disk_error(error, path) from error
-        raise
+def write_whole(root: Path, path: Path, content: bytes) -> None:
+    """Write a file below `root` completely or not at all, with the permissions that its name asks for."""
+    write(root, path, content, mode_of(path))
 
 
-def write_record(path: Path, record: Any) -> None:
-    """Write a record as indented JSON."""
-    write_whole(path, msgspec.json.format(encoded(record), indent=1) + b"\n")
+def mode_of(path: Path) -> int:
+    """Return the permissions of a new file of a run."""
+    return PRIVATE if path.name in _PRIVATE_FILES else SHARED
+
+
+def write_record(root: Path, path: Path, record: Any) -> None:
+    """Write a record as indented JSON below `root`."""
+    write_whole(root, path, msgspec.json.format(encoded(record), indent=1) + b"\n")
 
 
 def encoded(record: Any) -> bytes:
@@ -330,15 +351,6 @@ def _remedy(error: Exception, otherwise: str) -> str:
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return a JSON file that contains an object, or raise a ParseError."""
     return read_record(path, dict[str, Any])
-
-
-def disk_error(error: OSError, path: Path, elsewhere: str = "") -> LlmPerfError:
-    """Return the error for a failed write. `elsewhere`: how to write to another place, if the command can."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(f"No space left on the disk while writing {path}.", f"Free some space{elsewhere}.")
-    return ResourceError(
-        f"{path} cannot be written: {error.strerror or error}.", f"Check the permissions of {path.parent}{elsewhere}."
-    )
 
 
 def read_values(path: Path) -> dict[str, Any]:

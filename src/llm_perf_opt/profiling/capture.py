@@ -13,7 +13,7 @@ from llm_perf_opt.config.runtimes import runtime_named
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ResourceError, interrupted
 from llm_perf_opt.core.processes import uninterrupted
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, PassStatus, RunStatus
-from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.passes import Capture, Listener, NothingToCountError, closed, left_something
 from llm_perf_opt.profiling.preflight import refuse_early
 from llm_perf_opt.profiling.provenance import environment
@@ -33,8 +33,8 @@ def capture(composed: Composed, command: Sequence[str], listener: Listener) -> t
     plan = replace(plan, variables=waiting.variables)
 
     def prepare() -> None:
-        write_whole(folder.config_file, config_to_yaml(config).encode())
-        write_record(folder.env_file, {**environment(hardware.device_index), "waiting": waiting.to_env()})
+        folder.write(folder.config_file, config_to_yaml(config).encode())
+        folder.write_record(folder.env_file, {**environment(hardware.device_index), "waiting": waiting.to_env()})
 
     return folder, fill(plan, command, prepare)
 

@@ -14,7 +14,7 @@ from llm_perf_opt.config.passes import label_of
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, nearest
 from llm_perf_opt.core.machine_records import FoundCeilings, ModelLinears, read_ceilings
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Manifest, Maybe, Missing
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, framework, run_pass
 from llm_perf_opt.traces.pass_records import read_timings
 
@@ -103,7 +103,7 @@ def _model_words(folder: RunFolder) -> list[str]:
     if isinstance(found, Missing) or timings.model.device.startswith("cuda"):
         return []
     file = folder.raw(_NAME) / "model.json"
-    write_record(file, found)
+    folder.write_record(file, found)
     return ["--model", str(file)]
 
 

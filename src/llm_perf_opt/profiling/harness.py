@@ -53,7 +53,8 @@ def run_torch_profiler(step: Callable[[int], Any], steps: int = 1, warmup: int =
 
 def prof_to_csv(prof: Any, path: str | Path) -> None:
     """Write the operators of a torch.profiler as CSV, as `ops.csv` of a run."""
-    write_whole(Path(path), operators_csv(tuple(torch_profiler.operators_of(prof))).encode())
+    out = Path(path)
+    write_whole(out.parent, out, operators_csv(tuple(torch_profiler.operators_of(prof))).encode())
 
 
 def _unavailable(gpus: Maybe[int], index: int) -> str:
@@ -100,7 +101,7 @@ class NVMLSampler:
         with self._open:
             if finished.exit_code:
                 raise CaptureError(f"The sampler ended with exit code {finished.exit_code}: {self._log()}")
-            write_whole(self._out, telemetry_csv(read_telemetry(self._folder / "samples.jsonl")).encode())
+            write_whole(self._out.parent, self._out, telemetry_csv(read_telemetry(self._folder / "samples.jsonl")).encode())
 
     def _log(self) -> str:
         """Return the last words of the sampler."""

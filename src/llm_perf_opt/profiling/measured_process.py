@@ -9,7 +9,7 @@ import yaml
 from llm_perf_opt.config.parallel import devices_used
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
 from llm_perf_opt.core.records import Missing, PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, read_mapping, write_whole
+from llm_perf_opt.core.run_folder import RunFolder, read_mapping
 from llm_perf_opt.profiling import python_program
 from llm_perf_opt.profiling.passes import Capture, PassPlan, Run, begin_pass, plain_run, run_alone, run_measured
 from llm_perf_opt.profiling.vendor.child import OnMessage
@@ -32,7 +32,7 @@ def launch(capture: Capture) -> None:
             sampler_error = _stop_sampler(capture, sampler)
         if folder.clean_inputs_file.exists():  # also after an interruption
             inputs = folder.parsed(folder.clean_inputs_file, read_mapping)
-            write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
+            folder.write(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
     if sampler_error is not None:
         raise sampler_error
 

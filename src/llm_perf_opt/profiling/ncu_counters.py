@@ -25,7 +25,7 @@ from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.core.machine_records import CounterReport
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage, ncu_range
 from llm_perf_opt.core.units import percentage
 from llm_perf_opt.counters.catalog import roles
@@ -237,7 +237,7 @@ def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) ->
         why = CaptureError(f"No launch of {_what(capture, name)} was selected: {chosen.why.rstrip('.')}.", remedy)
         capture.skip(name, why)
         raise why
-    write_record(capture.folder.selection_file(name), chosen)
+    capture.folder.write_record(capture.folder.selection_file(name), chosen)
     text = (
         f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, "
         f"about {chosen.seconds:.0f} s of {choice.budget_s:.0f}; "
@@ -347,7 +347,7 @@ def run_selftest(capture: Capture, counting: _Counting) -> None:
     if isinstance(found, Missing):
         _mark_failed(folder, found.why)
         raise CaptureError(f"The counter self-test has no result: {found.why}.", f"See {folder.log_file(NCU_SELFTEST)}.")
-    write_record(folder.selftest_file, found)
+    folder.write_record(folder.selftest_file, found)
     if not found.passed:
         _mark_failed(folder, found.why)
         raise CaptureError(

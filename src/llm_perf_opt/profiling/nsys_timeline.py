@@ -144,7 +144,7 @@ def record_timeline(folder: RunFolder, plan: PassPlan, listener: Listener, crite
 def _incomplete(folder: RunFolder, name: str, expected: Expected) -> LlmPerfError | None:
     """Return why the report cannot be used, or None. The parsed tables are cached."""
     try:
-        opened = cached_trace(folder.timeline_file(name), folder.tables(name), columns=stage_columns)
+        opened = cached_trace(folder.timeline_file(name), folder.tables(name), root=folder.path, columns=stage_columns)
         trace = examined(opened.trace, expected)
     except ParseError as error:
         return CaptureError(f"The SQLite export cannot be read: {error.fact}", "Record again with another Nsight Systems.")

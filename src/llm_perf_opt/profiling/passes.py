@@ -11,7 +11,7 @@ from llm_perf_opt.config.passes import Pass, label_of, pass_named
 from llm_perf_opt.config.schema import ProfilingConfig, RunConfig
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing, PassRecord
-from llm_perf_opt.core.run_folder import RunFolder, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.provenance import packages
 from llm_perf_opt.profiling.requested_metrics import on_gpu
 from llm_perf_opt.profiling.vendor.child import OnMessage, OnTick, no_tick
@@ -184,7 +184,7 @@ Check = Callable[[LlmPerfError | None], PassOutcome]
 
 def begin_pass(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
     """Create the folder of the pass and write its command there."""
-    write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode(errors="surrogateescape"))
+    folder.write(folder.command_file(name), (shlex.join(argv) + "\n").encode(errors="surrogateescape"))
 
 
 def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:

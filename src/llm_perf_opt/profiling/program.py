@@ -22,7 +22,7 @@ from llm_perf_opt.config.schema import (
     TorchPreset,
 )
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
-from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.counters.manifest import chosen_sets
 from llm_perf_opt.counters.set_file import PRESETS
 from llm_perf_opt.profiling.capture import fill
@@ -176,8 +176,8 @@ def capture_program(request: ExecRequest, folder: RunFolder, command: Sequence[s
     def prepare() -> None:
         wanted = {name: asdict(getattr(profiling, name)) for name in ("nsys", "ncu", "metrics", "regions")}
         values = {"profiling": {"torch": {"preset": profiling.torch.preset}, **wanted}}  # regions: to regenerate the pages
-        write_whole(folder.config_file, yaml.safe_dump(values, sort_keys=False, default_flow_style=None).encode())
-        write_record(folder.env_file, environment(request.device_index))
+        folder.write(folder.config_file, yaml.safe_dump(values, sort_keys=False, default_flow_style=None).encode())
+        folder.write_record(folder.env_file, environment(request.device_index))
 
     return fill(capture, command, prepare, "exec")
 

@@ -63,7 +63,7 @@ def read_recorded(folder: RunFolder, manifest: Manifest, config: Mapping[str, An
     if recorded is None or not recorded.trace:
         return Missing(f"{name} records no timeline")
     try:
-        opened = cached_trace(recorded.trace_file(folder), folder.tables(name), columns=stage_columns)
+        opened = cached_trace(recorded.trace_file(folder), folder.tables(name), root=folder.path, columns=stage_columns)
     except ParseError as error:
         return Missing(f"{name}: {error.fact}")
     trace = examined(opened.trace, expected_of(manifest, config, name))

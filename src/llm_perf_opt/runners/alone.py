@@ -17,7 +17,7 @@ from llm_perf_opt.config.guide_overrides import from_guides
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.core.processes import under_nsys
-from llm_perf_opt.core.run_folder import RunFolder, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 
 _FOLDER = Path("runs") / "alone"
 _WRITTEN = ("stages.json", "timings.json", "operators.json")
@@ -71,8 +71,8 @@ def _check_folder(folder: Path) -> None:
 def write_manifests(config: RunConfig, inputs: dict[str, Any], out: Path) -> None:
     """Write config.yaml and inputs.yaml next to what the profiler writes."""
     folder = RunFolder(out)
-    write_whole(folder.config_file, config_to_yaml(config).encode())
-    write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
+    folder.write(folder.config_file, config_to_yaml(config).encode())
+    folder.write(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
 
 
 @contextmanager

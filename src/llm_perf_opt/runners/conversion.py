@@ -138,7 +138,7 @@ def _convert(
                 shutil.copyfile(source / "config.json", target / "config.json")
             seconds = time.monotonic() - begun
             made = ModelConversion(converter.name, converter.versions[converter.distributions[0]], seconds, str(given or ""))
-            write_record(target / _RECORD, _Kept(made, _files(target)))
+            write_record(target, target / _RECORD, _Kept(made, _files(target)))
             if _kept(folder) is None:  # another process may have converted it meanwhile
                 if os.path.lexists(folder):  # a damaged one, which is removed with the working folder
                     folder.rename(Path(working) / "damaged")

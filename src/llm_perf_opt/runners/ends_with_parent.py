@@ -26,7 +26,7 @@ def main() -> None:
     if parent.isdigit() and os.getppid() != int(parent):
         sys.exit(1)  # it died before the kernel was asked
     os.dup2(sys.stdout.fileno(), _PIPE)
-    log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for stream in (1, 2):
         os.dup2(log, stream)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -26,6 +26,7 @@ from llm_perf_opt.config.parallel import ranks_of
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.engine_records import ChangedEngine
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
+from llm_perf_opt.core.inside import make_folder
 from llm_perf_opt.core.records import Iteration, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import encoded, write_record, write_whole
 from llm_perf_opt.core.stages import Stage
@@ -67,9 +68,9 @@ def clean_pass(session: Session, out: Path) -> bool:
     if session.ranks is not None and isinstance(meter, RankMeter):
         timings = of_all_ranks(session, meter, timings, interrupted=measured.interrupted)
     if is_first(session):
-        write_record(out / "inputs.json", inputs_record(session))
-        write_whole(out / "tokens.json", encoded(measured.tokens))
-        write_record(out / "timings.json", timings)
+        write_record(out, out / "inputs.json", inputs_record(session))
+        write_whole(out, out / "tokens.json", encoded(measured.tokens))
+        write_record(out, out / "timings.json", timings)
         if session.config.profiling.logits and not measured.interrupted:
             _record_logits(session, measured.tokens, out)
     return not measured.interrupted
@@ -122,7 +123,7 @@ def torch_pass(session: Session, out: Path) -> None:
     )
     _check_tokens(session, meter)
     if is_first(session):
-        write_record(out / "operators.json", without_profiler_events(record))
+        write_record(out, out / "operators.json", without_profiler_events(record))
 
 
 def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profiled:
@@ -149,7 +150,7 @@ def plain_pass(session: Session, out: Path, decode_steps: int | None, marker: St
     _check_tokens(session, meter)
     walls = _stage_walls(iteration)
     if is_first(session):
-        write_record(out / "stages.json", WrappedPass(walls, iteration.steps_ns, engine))
+        write_record(out, out / "stages.json", WrappedPass(walls, iteration.steps_ns, engine))
     send("stages", **walls)
 
 
@@ -288,7 +289,7 @@ def run_pass(
     `alone`: no other process has written the configuration, and the profiler around this one may be gated as in the guides.
     `ranks`: this process is one of several that run the pass together.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out, out)
     clean = which == "clean"
     trace_dir = out if which == "torch" else None
     session = open_session(config, trace_dir, compare_tokens=clean, profiled=not clean, ranks=ranks)

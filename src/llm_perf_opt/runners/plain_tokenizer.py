@@ -42,5 +42,5 @@ def write_tokenizer(folder: Path, size: int) -> Path:
     }
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, "model_max_length": 10**9}
     for name, content in (("tokenizer.json", fast), ("tokenizer_config.json", settings)):
-        write_whole(folder / name, json.dumps(content).encode())
+        write_whole(folder, folder / name, json.dumps(content).encode())
     return folder

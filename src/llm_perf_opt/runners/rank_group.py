@@ -147,7 +147,7 @@ def open_group(config: RunConfig, rank: int, meeting: Path) -> RankGroup:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        write_whole(meeting / _PORT_FILE, str(port).encode())
+        write_whole(meeting, meeting / _PORT_FILE, str(port).encode())
     else:
         port = _port(meeting / _PORT_FILE, limit)
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=limit), wait_for_workers=False)

@@ -21,6 +21,7 @@ from typing import IO, Any
 from llm_perf_opt.config.parallel import device_of_rank, ranks_of
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from
+from llm_perf_opt.core.inside import PRIVATE, make_folder, open_to_append
 from llm_perf_opt.core.processes import Process, has_ended, is_stopped, start_member
 from llm_perf_opt.runners.child import MESSAGE_PREFIX, PARENT_VARIABLE, send
 
@@ -82,13 +83,13 @@ class Rank:
 
 def supervise(config: RunConfig, words: Sequence[str], out: Path) -> int:
     """Run a pass on all ranks of the configuration and return its exit code; raise the error of the rank that caused it."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out, out)
     with tempfile.TemporaryDirectory(prefix="llm-perf-ranks-") as meeting:
         ranks: list[Rank] = []
         try:
             for number in range(ranks_of(config)):
                 argv = [sys.executable, "-m", _MODULE, *words, "--rank", str(number), "--meeting", meeting]
-                log = (out / f"rank{number}.log").open("wb", buffering=0)
+                log = open_to_append(out, out / f"rank{number}.log", PRIVATE)
                 ranks.append(Rank(number, start_member(argv, _environment(config, number)), log))
             send("workers", pids=[rank.child.pid for rank in ranks])
             return _Watch(ranks, config.runtime.rank_timeout_s).run()

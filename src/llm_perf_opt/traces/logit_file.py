@@ -27,13 +27,13 @@ def write_logits(folder: Path, logits: Logits) -> None:
     content = io.BytesIO()
     plain: dict[str, Any] = {name: np.ascontiguousarray(array, _KINDS[name]) for name, array in arrays.items()}
     np.savez(content, **plain)
-    write_whole(folder / ARRAYS, content.getvalue())
-    write_record(folder / FACTS, logits.facts)
+    write_whole(folder, folder / ARRAYS, content.getvalue())
+    write_record(folder, folder / FACTS, logits.facts)
 
 
 def write_no_logits(folder: Path, why: str) -> None:
     """Write why there is no recording."""
-    write_record(folder / FACTS, LogitFacts(why=why))
+    write_record(folder, folder / FACTS, LogitFacts(why=why))
 
 
 def read_logits(facts_file: Path) -> Maybe[Logits]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
+from llm_perf_opt.core.inside import open_new
 from llm_perf_opt.core.user_files import HIGHEST_RATIO, RATIO_COUNTS_FROM_BYTES, open_ordinary
 from llm_perf_opt.traces.trace_mark import Checksum
 
@@ -324,7 +325,7 @@ def is_gzip(path: Path) -> bool:
 
 def unpack(path: Path, to: Path) -> None:
     """Unpack `path` into the file `to`, piece by piece and with the same limits. Raise a ParseError if it is truncated."""
-    with PackedFile(path) as packed, to.open("wb") as unpacked:
+    with PackedFile(path) as packed, open_new(to.parent, to) as unpacked:
         while piece := packed.read(_WRITE_BYTES):
             try:
                 unpacked.write(piece)

@@ -1,7 +1,6 @@
 """Parse a trace once: its tables are stored in the user's cache under a fingerprint of its bytes and are read afterwards."""
 
 import re
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.inside import make_folder, remove_if_possible
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.open_trace import read_trace
@@ -48,12 +48,13 @@ def cached_trace(
     source: Path,
     folder: Path | None = None,
     *,
+    root: Path | None = None,
     columns: StageColumns,
     meanwhile: Callable[[Trace], None] = lambda _: None,
 ) -> CachedTrace:
     """Return the trace in `source`: from its tables if they are valid and of the same bytes, else parsed, and write the tables.
 
-    The tables are in the user's cache, or in `folder`. If they cannot be written, the result contains the reason.
+    The tables are in the user's cache, or in `folder` below `root`. If they cannot be written, the result contains the reason.
     `columns` returns the columns that assign work to stages. `meanwhile` is called with the trace while the tables are written.
     """
     seen, state = seen_of(source), file_state(source)
@@ -72,7 +73,7 @@ def cached_trace(
     if checksum.size == state.size:  # every byte was read
         of = _fingerprint(checksum)
     with ThreadPoolExecutor(1, "tables") as writer:  # both release the GIL most of the time
-        writing = writer.submit(_write, trace, columns, source, folder, of, seen, state)
+        writing = writer.submit(_write, trace, columns, source, folder, root, of, seen, state)
         meanwhile(trace)
         written = writing.result()
     return CachedTrace(trace, written, True)
@@ -86,7 +87,14 @@ def _used(trace: Trace, tables: Path, folder: Path | None, meanwhile: Callable[[
 
 
 def _write(
-    trace: Trace, columns: StageColumns, source: Path, folder: Path | None, of: str, seen: str, state: FileState
+    trace: Trace,
+    columns: StageColumns,
+    source: Path,
+    folder: Path | None,
+    root: Path | None,
+    of: str,
+    seen: str,
+    state: FileState,
 ) -> Maybe[Path]:
     """Write the tables of a trace. Return their folder, or why they were not written."""
     try:
@@ -97,8 +105,8 @@ def _write(
         if isinstance(tables, Missing):
             return Missing(f"the tables were not kept: {tables.why}")
         if folder is None:
-            tables.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_tables(trace, tables, columns(trace), of=of, seen=seen)
+            make_folder(tables.parent, tables.parent, 0o700)
+        write_tables(trace, tables, columns(trace), of=of, seen=seen, root=root or tables.parent)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return Missing(f"the tables were not kept: {where}{error.strerror or error}")
@@ -128,7 +136,7 @@ def make_room(kept: Path) -> None:
         if total <= MOST_BYTES:
             return
         if entry != kept:
-            shutil.rmtree(entry, ignore_errors=True)
+            remove_if_possible(kept.parent, entry)
             total -= size
 
 
@@ -154,8 +162,8 @@ def _remove_others(source: Path, kept: Path) -> None:
     """Remove the tables of earlier contents of this source, and those that a killed process did not complete."""
     for folder in tables_of(source):
         if folder != kept:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_if_possible(kept.parent, folder)
     for partial in kept.parent.glob(".tables-*.part"):
         writer = re.search(r"\.(\d+)-\d+\.part$", partial.name)
         if writer and not Path("/proc", writer[1]).exists():
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_if_possible(kept.parent, partial)

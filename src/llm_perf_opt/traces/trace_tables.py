@@ -7,8 +7,6 @@ value is NULL. `meta.json` contains problems, facts, and the size and checksum o
 
 import atexit
 import os
-import shutil
-import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +18,7 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.inside import inside, make_folder, move, new_folder, open_new, partial_of, remove_if_possible
 from llm_perf_opt.core.run_folder import encoded
 from llm_perf_opt.core.user_files import literal, parquet_rows, pattern_of, read_bytes
 from llm_perf_opt.traces.events import (
@@ -182,16 +181,17 @@ def _columns_of(trace: Trace, table: str) -> Columns:
     }[table]
 
 
-def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str = "", seen: str = "") -> None:
-    """Write the tables to `folder`, completely or not at all, and replace what was there. Raise OSError if that fails.
+def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str = "", seen: str = "", *, root: Path) -> None:
+    """Write the tables to `folder` below `root`, completely or not at all, and replace what was there. Raise OSError on failure.
 
     `extra` contains additional columns, such as the stage of each kernel; `of` and `seen` identify the source file.
     """
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}-{threading.get_ident()}.part")
+    make_folder(root, folder.parent)
+    folder = inside(root, folder)
+    partial = partial_of(folder)
     connection = _writing_cursor()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
+        new_folder(root, partial)
         load_trace(connection, trace, extra)
         files = {}
         for table in (*_TABLES, "names"):
@@ -202,31 +202,33 @@ def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str
             SCHEMA_VERSION, trace.source, of, seen, made_by(), {table: len(_columns_of(trace, table)) for table in _TABLES},
             files, list(trace.problems), trace.facts,
         )  # fmt: skip
-        (partial / META_FILE).write_bytes(encoded(meta))
-        _replace(folder, partial)
+        with open_new(root, partial / META_FILE) as out:
+            out.write(encoded(meta))
+        _replace(root, folder, partial)
     finally:
         connection.close()
-        with suppress(OSError):
-            shutil.rmtree(partial)
+        remove_if_possible(root, partial)
 
 
-def write_rows(file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as a Parquet file, completely or not at all. `columns` has SQL names and types. Raise OSError if that fails."""
+def write_rows(root: Path, file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as a Parquet file below `root`, completely or not at all. Raise OSError if that fails.
+
+    `columns` has SQL names and types.
+    """
     kinds = dict(column.split() for column in columns.split(","))
-    partial = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.part")
+    make_folder(root, file.parent)
+    partial = partial_of(inside(root, file))
     connection = connect()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         connection.execute(f"create table made ({columns})")
         if rows:
             lists = ", ".join(f"unnest(?::{kind}[])" for kind in kinds.values())  # a column at a time: a row takes milliseconds
             connection.execute(f"insert into made select {lists}", [[row[name] for row in rows] for name in kinds])
         _copy_to(connection, "made", partial)
-        partial.replace(file)
+        move(root, partial, file)
     finally:
         connection.close()
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        remove_if_possible(root, partial)
 
 
 def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) -> None:
@@ -238,14 +240,14 @@ def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) ->
         raise OSError(str(error)) from error
 
 
-def _replace(folder: Path, made: Path) -> None:
+def _replace(root: Path, folder: Path, made: Path) -> None:
     """Move the new folder to its place. If another process did so first, its folder stays."""
-    if folder.exists():
+    if os.path.lexists(folder):
         old = made.with_suffix(".old")
-        folder.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+        move(root, folder, old)
+        remove_if_possible(root, old)
     with suppress(FileExistsError):
-        made.rename(folder)
+        move(root, made, folder)
 
 
 def _size_and_checksum(file: Path) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ParseError, ResourceError, unreported
 from llm_perf_opt.core.records import CleanTimings, Missing
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.profiling.provenance import environment
@@ -67,7 +67,7 @@ def verify(
             interrupted = error
             break
     found = Verification(base.run, base.remeasured, tuple(trial for trial, _ in trials))
-    write_record(folder.verify_file, found)
+    folder.write_record(folder.verify_file, found)
     _keep(trials, base)
     write_reports(run, replace(analysis, verified=found))
     return found, interrupted

@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.trace.stage_launches import all_launches
 from llm_perf_opt.core.host_records import ProgramProfile
 from llm_perf_opt.core.machine_records import CounterReport
 from llm_perf_opt.core.records import NO_FORMULA, Manifest, Maybe, Missing, OperatorRow
-from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import byte_count
 from llm_perf_opt.core.warnings import RunWarning
@@ -129,15 +129,15 @@ def _output(run: RunReader) -> Maybe[LogEnd]:
 def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     """Write report.md, kernels.md, regions.md and regions.json."""
     kernels = all_kernels(found.kernels, selftest=found.selftest, notes=found.notes)
-    write_whole(folder.kernels_file, render_markdown(kernels).encode())
+    folder.write(folder.kernels_file, render_markdown(kernels).encode())
     if not isinstance(found.operators, Missing):
         every = Document("Operators", "", "", [Section("operators", "", [operators_table(found.operators, None)])])
-        write_whole(folder.operators_file, render_markdown(every).encode())
-        write_whole(folder.ops_csv_file, operators_csv(found.operators).encode())
+        folder.write(folder.operators_file, render_markdown(every).encode())
+        folder.write(folder.ops_csv_file, operators_csv(found.operators).encode())
     if not isinstance(found.regions, Missing):
-        write_whole(folder.regions_file, render_markdown(regions_document(found.regions)).encode())
-        write_record(folder.regions_json_file, found.regions)
-    write_whole(folder.report_file, render_markdown(program_document(found)).encode())
+        folder.write(folder.regions_file, render_markdown(regions_document(found.regions)).encode())
+        folder.write_record(folder.regions_json_file, found.regions)
+    folder.write(folder.report_file, render_markdown(program_document(found)).encode())
 
 
 def report_program(run: RunReader) -> ProgramAnalysis:

@@ -29,7 +29,7 @@ from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError, ResourceError
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, TorchPass
-from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 from llm_perf_opt.report.html import render_html
@@ -143,28 +143,28 @@ def write_reports(run: RunReader, analysis: RunAnalysis) -> None:
         analysis = _warned(analysis, [RunWarning(WarningId.TABLES_NOT_WRITTEN, unwritten.why)])
     found = analyze_regions(run, analysis.config)
     for name, svg in images_of(analysis).items():
-        write_whole(folder.path / name, svg.encode())
+        folder.write(folder.path / name, svg.encode())
     report = run_document(analysis, run.telemetry, found)
     try:
-        write_whole(folder.page_file, render_html(report).encode())
+        folder.write(folder.page_file, render_html(report).encode())
     except ResourceError as error:  # jinja2 is not installed; the Markdown pages do not need it
         words = f"No report.html: {error.fact} {error.remedy}"
         analysis = _warned(analysis, [RunWarning(WarningId.PAGE_NOT_WRITTEN, words)])
         report = run_document(analysis, run.telemetry, found)
     if not isinstance(analysis.trace, Missing):
-        write_record(folder.findings_file, analysis.trace)
+        folder.write_record(folder.findings_file, analysis.trace)
     if analysis.ranks is not None and not isinstance(analysis.ranks.traces, Missing):
-        write_record(folder.ranks_file, analysis.ranks.traces)
+        folder.write_record(folder.ranks_file, analysis.ranks.traces)
     if not isinstance(found, Missing):
-        write_whole(folder.regions_file, render_markdown(regions_document(found)).encode())
-        write_record(folder.regions_json_file, found)
+        folder.write(folder.regions_file, render_markdown(regions_document(found)).encode())
+        folder.write_record(folder.regions_json_file, found)
     if not isinstance(analysis.torch, Missing):
-        write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
+        folder.write(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
     if not isinstance(run.telemetry, Missing) and not isinstance(analysis.telemetry, Missing):
-        write_whole(folder.nvml_csv_file, telemetry_csv(run.telemetry).encode())
+        folder.write(folder.nvml_csv_file, telemetry_csv(run.telemetry).encode())
     documents = (report, summary_document(analysis), operators_document(analysis), kernels_document(analysis.kernels))
     for file, document in zip(_last_files(folder), documents, strict=True):
-        write_whole(file, render_markdown(document).encode())
+        folder.write(file, render_markdown(document).encode())
 
 
 def _last_files(folder: RunFolder) -> tuple[Path, ...]:

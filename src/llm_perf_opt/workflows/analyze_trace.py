@@ -120,7 +120,7 @@ def _analyze_file(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnal
     if isinstance(opened.tables, Missing):
         return made[0], (opened.tables.why,)
     try:
-        write_whole(opened.tables / ANALYSIS_FILE, encoded({"version": made_by(), "document": made[0]}))
+        write_whole(opened.tables, opened.tables / ANALYSIS_FILE, encoded({"version": made_by(), "document": made[0]}))
     except ResourceError as error:
         return made[0], (f"the analysis was not cached: {error.fact}",)
     return made[0], ()

@@ -1,7 +1,5 @@
-"""Trials of findings, kept per kind of device in the user's cache: one JSON object per line, only ever appended."""
+"""Trials of findings, kept per kind of device in the user's cache: one JSON object per line."""
 
-import fcntl
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +7,11 @@ from pathlib import Path
 import msgspec
 
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
-from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.errors import LlmPerfError, ParseError, words_of
+from llm_perf_opt.core.file_lock import changing
 from llm_perf_opt.core.host import user_cache_folder
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.core.user_files import read_bytes
 
 _KIND = "calibration"
@@ -58,30 +58,19 @@ def add_calibration(points: Sequence[CalibrationPoint]) -> str:
             return f"Trials were not kept for later predictions: {file.why}."
         try:
             _append(file, [point for point in points if point.device == device])
-        except OSError as error:
-            return f"Trials were not kept for later predictions: {file}: {error.strerror or error}."
+        except (OSError, LlmPerfError) as error:
+            return f"Trials were not kept for later predictions: {words_of(error)}"
     return ""
 
 
 def _append(file: Path, points: Sequence[CalibrationPoint]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a+b") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with changing(file.parent, file):
         known = {(point.run, point.made, point.finding) for point in read_calibration(points[0].device)[0]}
         new = [point for point in points if (point.run, point.made, point.finding) not in known]
-        if not new:
-            return
-        end = stream.seek(0, os.SEEK_END)
-        lines = b"".join(msgspec.json.encode(point) + b"\n" for point in new)
-        if end and _last_byte(stream.fileno(), end) != b"\n":  # a writer was killed: its half line stays alone
-            lines = b"\n" + lines
-        stream.write(lines)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _last_byte(descriptor: int, end: int) -> bytes:
-    return os.pread(descriptor, 1, end - 1)
+        if new:
+            before = read_bytes(file) if file.exists() else b""
+            end = b"\n" if before and not before.endswith(b"\n") else b""
+            write_whole(file.parent, file, before + end + b"".join(msgspec.json.encode(point) + b"\n" for point in new))
 
 
 def _unique(points: Sequence[CalibrationPoint]) -> list[CalibrationPoint]:

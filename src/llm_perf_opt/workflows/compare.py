@@ -17,6 +17,8 @@ from llm_perf_opt.analysis.comparison.sides import side_of
 from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError, ParseError, nearest
+from llm_perf_opt.core.file_lock import changing
+from llm_perf_opt.core.inside import root_of
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.core.user_files import check_ordinary
 from llm_perf_opt.workflows.analyze_run import analyze
@@ -72,14 +74,19 @@ class Baselines:
         baseline = Baseline(
             tuple(self._stored(folder) for folder in folders), datetime.now(timezone.utc).isoformat(timespec="seconds")
         )
-        write_record(self.file, _File({**self.read(), name: baseline}))
+        root = root_of(self.runs_dir)
+        with changing(root, self.file):
+            write_record(root, self.file, _File({**self.read(), name: baseline}))
         return baseline
 
     def remove(self, name: str) -> None:
         """Remove a baseline; its runs stay."""
-        known = self.read()
-        self._require(name, known)
-        write_record(self.file, _File({other: baseline for other, baseline in known.items() if other != name}))
+        root = root_of(self.runs_dir)
+        with changing(root, self.file):
+            known = self.read()
+            self._require(name, known)
+            kept = {other: baseline for other, baseline in known.items() if other != name}
+            write_record(root, self.file, _File(kept))
 
     def runs_of(self, name: str) -> list[Path]:
         """Return the run folders of a baseline. Raise ConfigError if one no longer exists."""

@@ -2,15 +2,15 @@
 
 import gzip
 import os
-import shutil
+import stat
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import ResourceError
-from llm_perf_opt.core.run_folder import RunFolder, disk_error
+from llm_perf_opt.core.inside import disk_error, inside, move, open_new, remove, remove_if_possible
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.user_files import COMPRESSED, HIGHEST_RATIO, RATIO_COUNTS_FROM_BYTES, open_ordinary
 from llm_perf_opt.traces.trace_mark import kept_bytes
 
@@ -54,40 +54,40 @@ def compressible(run: RunFolder) -> Compressible:
     )
 
 
-def compress_file(path: Path) -> int:
-    """Replace a file by its compressed form and return the bytes that this frees; 0 if it is left as it is.
+def compress_file(run: RunFolder, path: Path) -> int:
+    """Replace a file of a run by its compressed form and return the bytes that this frees; 0 if it is left as it is.
 
     The original is removed only after the compressed form was written to disk, unpacked again and found equal.
     """
+    path = inside(run.path, path)
     target = path.with_name(path.name + COMPRESSED)
     partial = path.with_name(f".{path.name}{COMPRESSED}{_PART}")
     try:
         before = path.stat()
-        written = _pack(path, partial)
+        written = _pack(run, path, partial)
         after = path.stat()
         size, packed = before.st_size, partial.stat().st_size
         if _contents(partial) != written or (after.st_size, after.st_mtime_ns) != (size, before.st_mtime_ns):
             raise ResourceError(f"{path} changed while it was compressed.", "It is left as it is. Try again later.")
         if packed >= size or size > max(RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * packed):  # readers refuse such a ratio
-            partial.unlink()
+            remove(run.path, partial)
             return 0
-        shutil.copymode(path, partial)
+        partial.chmod(stat.S_IMODE(before.st_mode))
         os.utime(partial, ns=(before.st_atime_ns, before.st_mtime_ns))
-        partial.replace(target)
-        path.unlink()
+        move(run.path, partial, target)
+        remove(run.path, path)
     except BaseException as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        remove_if_possible(run.path, partial)
         if isinstance(error, OSError):
             raise disk_error(error, target) from error
         raise
     return size - packed
 
 
-def _pack(path: Path, partial: Path) -> tuple[int, int]:
+def _pack(run: RunFolder, path: Path, partial: Path) -> tuple[int, int]:
     """Write the compressed form, and return size and checksum of the original."""
     size = checksum = 0
-    with open_ordinary(path) as source, partial.open("wb") as raw:
+    with open_ordinary(path) as source, open_new(run.path, partial) as raw:
         with gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=raw, mtime=0) as out:
             while piece := source.read(_CHUNK_BYTES):
                 size, checksum = size + len(piece), zlib.crc32(piece, checksum)

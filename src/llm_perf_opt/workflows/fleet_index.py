@@ -82,7 +82,7 @@ class FleetIndex:
             return
         kept = dict(list(self.changes.items())[-_MOST_CHANGES:])
         try:
-            write_whole(file, msgspec.msgpack.encode(_File(VERSION, self._storable(), self.settings, kept)))
+            write_whole(file.parent, file, msgspec.msgpack.encode(_File(VERSION, self._storable(), self.settings, kept)))
         except LlmPerfError as error:
             self.unkept = error.fact
 

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Literal
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError, file_error, interrupted
 from llm_perf_opt.core.file_lock import folder_lock
+from llm_perf_opt.core.inside import inside, move, remove, remove_empty, remove_if_possible, root_of
 from llm_perf_opt.core.records import SCHEMA
 from llm_perf_opt.core.run_folder import RunFolder, read_mapping
 from llm_perf_opt.core.run_status import DAMAGED, UNREADABLE
@@ -303,22 +303,22 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _remove(folder: Path, step: Step) -> int:
     """Rename the folder, so that it disappears at once, then remove it. Return the bytes that this freed."""
-    path, root = Path(step.path), folder.resolve()
-    real = path.parent.resolve() / path.name
-    if not real.is_relative_to(root) or real == root or path.is_symlink():
-        raise ConfigError(f"{path} is not inside {folder}.")
+    root = root_of(folder)
+    path = inside(root, Path(step.path))
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link, and no longer a run.")
     size = kept_bytes(path)
     try:
         if step.kind == "leftover":
-            shutil.rmtree(path)
+            remove(root, path)
             return size
         with _all_locked(path):
             if not (RunFolder(path).manifest_file.exists() or is_sweep(path)):
                 raise ConfigError(f"{path} is no longer a run.")
             hidden = path.with_name(f".{path.name}{_REMOVED}")
-            path.rename(hidden)
-            shutil.rmtree(hidden)
-        _remove_empty_parents(real.parent, root)
+            move(root, path, hidden)
+            remove(root, hidden)
+        _remove_empty_parents(path.parent, folder.resolve())
     except OSError as error:
         raise file_error(error) from error
     return size
@@ -335,9 +335,7 @@ def _all_locked(path: Path) -> Iterator[None]:
 
 def _remove_empty_parents(folder: Path, root: Path) -> None:
     while folder != root and folder.is_relative_to(root):
-        try:
-            folder.rmdir()
-        except OSError:
+        if not remove_empty(root, folder):
             return  # other runs are in it
         folder = folder.parent
 
@@ -350,10 +348,10 @@ def _compress(path: Path) -> int:
         freed = 0
         for partial in found.partial:
             freed += partial.lstat().st_size
-            partial.unlink()
+            remove(path, partial)
         for file in found.files:
-            freed += compress_file(file)
+            freed += compress_file(run, file)
         for tables in found.tables:
             freed += kept_bytes(tables)
-            shutil.rmtree(tables, ignore_errors=True)
+            remove_if_possible(path, tables)
     return freed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.run_folder import RunFolder, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 
 CHROMIUM_VARIABLE = "LLM_PERF_CHROMIUM"
 """Environment variable: the browser to draw with, or `none`."""
@@ -30,7 +30,7 @@ def draw_images(folder: RunFolder) -> Maybe[list[Path]]:
         data = _draw(program, image)
         if isinstance(data, Missing):
             return data
-        write_whole(image.with_suffix(".png"), data)
+        folder.write(image.with_suffix(".png"), data)
         made.append(image.with_suffix(".png"))
     return made
 

@@ -1,7 +1,5 @@
 """Make a run folder from output files of load generators, as if this tool had put the load on the server."""
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -14,9 +12,10 @@ from llm_perf_opt import __version__
 from llm_perf_opt.analysis.serving.generator import issued_rate
 from llm_perf_opt.analysis.serving.slo import parse_slo
 from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.inside import copy, disk_error, make_folder, remove_if_possible, share
 from llm_perf_opt.core.missing import Missing
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, load_name
-from llm_perf_opt.core.run_folder import RunFolder, disk_error, there, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder, there
 from llm_perf_opt.core.serving_records import (
     METRICS_FILE,
     POINT_FILE,
@@ -75,7 +74,7 @@ def import_loads(request: ImportRequest, command: Sequence[str]) -> RunFolder:
         _fill(folder, loads, points, facts)
         folder.write_manifest(Manifest(SCHEMA, __version__, "complete", created, tuple(command), entries, kind="serving"))
     except BaseException as error:
-        shutil.rmtree(folder.path, ignore_errors=True)  # a part of a run says nothing, and its name is taken
+        remove_if_possible(folder.path.parent, folder.path)  # a part of a run says nothing, and its name is taken
         if isinstance(error, OSError):
             raise disk_error(error, folder.path) from error
         raise
@@ -134,35 +133,34 @@ def _server(loads: Sequence[_Load]) -> ServerFacts:
 
 def _fill(folder: RunFolder, loads: Sequence[_Load], points: Sequence[LoadPoint], facts: ServerFacts) -> None:
     values = {"experiment": EXPERIMENT, "model": {"name": safe_name(facts.model)}}
-    write_whole(folder.config_file, yaml.safe_dump(values, sort_keys=False).encode())
-    write_record(folder.env_file, {"machine": str(IMPORTED)})
-    folder.server_file.parent.mkdir(parents=True)
-    write_record(folder.server_file, facts)
+    folder.write(folder.config_file, yaml.safe_dump(values, sort_keys=False).encode())
+    folder.write_record(folder.env_file, {"machine": str(IMPORTED)})
+    folder.write_record(folder.server_file, facts)
     kept: dict[Path, Path] = {}
     for load, point in zip(loads, points, strict=True):
         place = folder.raw(load_name(point.number))
-        place.mkdir(parents=True)
-        _keep(load.file, place, kept)
+        make_folder(folder.path, place)
+        _keep(folder, load.file, place, kept)
         if load.samples:
-            write_whole(place / METRICS_FILE, b"".join(msgspec.json.encode(sample) + b"\n" for sample in load.samples))
-        write_record(place / POINT_FILE, point)
+            folder.write(place / METRICS_FILE, b"".join(msgspec.json.encode(sample) + b"\n" for sample in load.samples))
+        folder.write_record(place / POINT_FILE, point)
 
 
-def _keep(file: Path, place: Path, kept: dict[Path, Path]) -> None:
+def _keep(folder: RunFolder, file: Path, place: Path, kept: dict[Path, Path]) -> None:
     """Copy a file, and AIPerf's summary next to it. A file with several loads is stored once and linked."""
     for source in (file, summary_of(file)):
         if not source.is_file():
             continue
         target = place / source.name
-        if source not in kept or not _linked(kept[source], target):
-            shutil.copyfile(source, target)
+        if source not in kept or not _linked(folder, kept[source], target):
+            copy(folder.path, source, target)
         kept.setdefault(source, target)
 
 
-def _linked(source: Path, target: Path) -> bool:
+def _linked(folder: RunFolder, source: Path, target: Path) -> bool:
     """Return whether a hard link could be made; some file systems have none."""
     try:
-        os.link(source, target)
+        share(folder.path, source, target)
     except OSError:
         return False
     return True

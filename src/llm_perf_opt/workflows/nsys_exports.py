@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.inside import make_folder, remove
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.traces.trace_mark import kept_for, note_use, seen_of
 
@@ -39,7 +40,7 @@ def _export(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     try:
         if not isinstance(kept, Missing):
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(kept.parent, kept.parent, 0o700)
     except OSError as error:
         kept = Missing(f"{error.filename}: {error.strerror}")
     if isinstance(kept, Missing):
@@ -64,7 +65,7 @@ def _remove_other_exports(kept: Path) -> None:
 
     for old in kept.parent.glob("export-*"):
         if old.stem.removesuffix(".export") != kept.stem:
-            old.unlink(missing_ok=True)
+            remove(kept.parent, old)
     make_room(kept.parent)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
+from llm_perf_opt.core.inside import disk_error, remove
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.run_folder import RunFolder, disk_error, there
+from llm_perf_opt.core.run_folder import RunFolder, there
 from llm_perf_opt.core.user_files import check_ordinary, literal, parquet_rows, quoted
 from llm_perf_opt.traces.trace_tables import write_rows
 
@@ -272,8 +273,8 @@ def write_run_tables(folder: RunFolder, analysis: "RunAnalysis", telemetry: "May
     """Write every table; return why there are none, for example without DuckDB."""
     try:
         for name, rows in _rows(analysis, telemetry).items():
-            write_rows(folder.derived_tables / f"{name}.parquet", _TYPES[name], rows)
-        (folder.derived_tables / _EARLIER_COMPONENTS).unlink(missing_ok=True)
+            write_rows(folder.path, folder.derived_tables / f"{name}.parquet", _TYPES[name], rows)
+        remove(folder.path, folder.derived_tables / _EARLIER_COMPONENTS)
     except (ParseError, ResourceError) as error:
         return Missing(f"tables/ was not written: {error.fact} {error.remedy}")
     except OSError as error:

@@ -22,7 +22,7 @@ from llm_perf_opt.analysis.trace.stages import find_stages, stage_columns
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, error_from
 from llm_perf_opt.core.processes import Answer
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.run_folder import encoded
+from llm_perf_opt.core.run_folder import encoded, write_whole
 from llm_perf_opt.core.user_files import read_bytes
 from llm_perf_opt.traces.events import Columns, Trace
 
@@ -132,7 +132,7 @@ def store(read: RankRead, place: Path) -> None:
     np.savez(place.with_suffix(".npz"), allow_pickle=False, **arrays)
     stored = _Stored(None, read.problems, read.complete, read.notes, plain, list(trace.groups), list(trace.steps))
     stored.analysis = read.analysis or _NOTHING
-    place.with_suffix(".json").write_bytes(encoded(stored))
+    write_whole(place.parent, place.with_suffix(".json"), encoded(stored))
 
 
 def stored_rank(place: Path) -> RankRead:
@@ -170,7 +170,7 @@ def read_all(pairs: Sequence[tuple[Path, Path]], *, use_cache: bool, with_analys
             store(read_rank(file, use_cache=use_cache, with_analysis=with_analysis), place)
         except LlmPerfError as error:
             failed = _Stored(error=(type(error).__name__, error.fact, error.remedy))
-            place.with_suffix(".json").write_bytes(encoded(failed))
+            write_whole(place.parent, place.with_suffix(".json"), encoded(failed))
 
 
 def check_stored(place: Path, file: str, done: Answer) -> None:

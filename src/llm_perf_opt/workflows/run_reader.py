@@ -264,7 +264,7 @@ class RunReader:
         """Return the first trace with its tables. Raise ParseError if there is none or it cannot be read."""
         for name, file in trace_files(self.folder).items():
             if file.is_file():
-                return cached_trace(file, self.folder.tables(name), columns=stage_columns)
+                return cached_trace(file, self.folder.tables(name), root=self.folder.path, columns=stage_columns)
         words = f"{self.folder.path} has no trace: neither its torch pass nor its nsys pass left one."
         raise ParseError(words, "See run.json for the reason.")
 

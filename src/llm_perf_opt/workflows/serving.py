@@ -9,8 +9,8 @@ from llm_perf_opt.analysis.serving.server import state_of
 from llm_perf_opt.analysis.serving.serving_analysis import ServingAnalysis, analyze_loads
 from llm_perf_opt.analysis.serving.slo import NO_SLO, Slo, meets, parse_slo, recorded_slo
 from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.inside import disk_error
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.run_folder import disk_error, write_whole
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.serving_document import serving_document, serving_summary
@@ -40,9 +40,9 @@ def report_serving(run: RunReader, slo: str | None = None) -> ServingAnalysis:
     unwritten = write_serving_tables(run, found)
     found = replace(found, problems=(unwritten.why,)) if unwritten else found
     document, folder = serving_document(found), run.folder
-    write_whole(folder.report_file, render_markdown(document).encode())
-    write_whole(folder.summary_file, render_markdown(serving_summary(found)).encode())
-    write_whole(folder.page_file, render_html(document).encode())
+    folder.write(folder.report_file, render_markdown(document).encode())
+    folder.write(folder.summary_file, render_markdown(serving_summary(found)).encode())
+    folder.write(folder.page_file, render_html(document).encode())
     return found
 
 
@@ -55,7 +55,7 @@ def write_serving_tables(run: RunReader, found: ServingAnalysis) -> Missing | No
     place = run.folder.derived_tables
     try:
         for name, rows in tables.items():
-            write_rows(place / f"{name}.parquet", SERVING_TYPES[name], rows)
+            write_rows(run.folder.path, place / f"{name}.parquet", SERVING_TYPES[name], rows)
     except (ParseError, ResourceError) as error:
         return Missing(f"tables/ was not written: {error.fact} {error.remedy}")
     except OSError as error:

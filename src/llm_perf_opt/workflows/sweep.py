@@ -23,7 +23,7 @@ from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.config.weights import RANDOM_SUFFIX
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing
-from llm_perf_opt.core.run_folder import RunFolder, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.run_status import DAMAGED, UNREADABLE, is_denied
 from llm_perf_opt.profiling.preflight import refuse_anywhere, refuse_early
 from llm_perf_opt.profiling.provenance import environment
@@ -115,7 +115,7 @@ def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | Non
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     kept = str(config_dir.resolve()) if config_dir else None
     sweep = Sweep(SCHEMA, __version__, created, tuple(command), kept, planned.points, str(Path.cwd()))
-    folder.write(sweep, [asdict(point.config) for point in planned.composed])
+    folder.write_plan(sweep, [asdict(point.config) for point in planned.composed])
     return folder
 
 
@@ -331,8 +331,8 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
     entries = [_entry(folder, point) for point in folder.points(sweep)]
     found = SweepReport("/".join(folder.path.parts[-3:]), sweep.created, sweep.command, sweep_rows(entries), str(folder.path))
     document = sweep_document(found)
-    write_whole(folder.page_file, render_html(document).encode())
-    write_whole(folder.report_file, render_markdown(document).encode())
+    folder.write(folder.page_file, render_html(document).encode())
+    folder.write(folder.report_file, render_markdown(document).encode())
     return folder, found
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, file_error
 from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing
-from llm_perf_opt.core.run_folder import RunFolder, encoded, read_record, there, write_record, write_whole
+from llm_perf_opt.core.run_folder import OwnFolder, RunFolder, encoded, read_record, there
 from llm_perf_opt.core.run_status import status_of
 from llm_perf_opt.core.user_files import check_folder
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -61,11 +61,11 @@ class SweepPoint:
     why: str = ""
 
 
-class SweepFolder:
+class SweepFolder(OwnFolder):
     """The folder of a sweep."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self._held: RunFolder | None = None
 
     @classmethod
@@ -122,11 +122,11 @@ class SweepFolder:
             raise ParseError(f"{self.sweep_file} was written by a newer version.", "Upgrade llm-perf-opt.")
         return sweep
 
-    def write(self, sweep: Sweep, configs: Sequence[Mapping[str, Any]] = ()) -> None:
+    def write_plan(self, sweep: Sweep, configs: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write the plan, with the configuration of each point. sweep.json is the last file: it makes the folder a sweep."""
         if configs:
-            write_whole(self._plan_file, encoded(configs))
-        write_record(self.sweep_file, sweep)
+            self.write(self._plan_file, encoded(configs))
+        self.write_record(self.sweep_file, sweep)
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the planned configuration of each point. Raise ParseError if they are missing or damaged."""

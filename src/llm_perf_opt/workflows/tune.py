@@ -22,7 +22,6 @@ from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError, interrupted
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing
-from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.report.html import render_html
@@ -120,7 +119,7 @@ def resume(path: Path, budget_s: float | None) -> TuneFolder:
             "It counts from the start of the search, which has spent this time. To see the result alone, leave out --budget.",
         )
     if budget_s is not None:
-        folder.write(replace(state, options=replace(state.options, budget_s=budget_s)))
+        folder.write_state(replace(state, options=replace(state.options, budget_s=budget_s)))
     return folder
 
 
@@ -210,7 +209,7 @@ def tune(
     def stepped(step: Step) -> None:
         on_step(step)
         partial = _result(folder, start, search, recorder, (None, "the search has not ended", None))
-        write_record(folder.result_file, tune_json(partial))  # a search that is killed shows what it had kept
+        folder.write_record(folder.result_file, tune_json(partial))  # a search that is killed shows what it had kept
 
     search.on_step = stepped
     confirmed: tuple[bool | None, str, Decision | None] = (None, "the search was interrupted", None)
@@ -224,7 +223,7 @@ def tune(
     start = replace(start, notes=(*start.notes, *([unkept] if unkept else [])))
     found = _result(folder, start, search, recorder, confirmed)
     _write(folder, found)
-    folder.write(replace(folder.read(), spent_s=recorder.spent_s, ended="" if stopped else found.why))
+    folder.write_state(replace(folder.read(), spent_s=recorder.spent_s, ended="" if stopped else found.why))
     return found, stopped
 
 
@@ -370,10 +369,10 @@ def _diff(base: RunAnalysis, best: RunAnalysis) -> tuple[tuple[str, str, str], .
 
 def _write(folder: TuneFolder, found: TuneResult) -> None:
     """Write result.json, tune.html and tune.md."""
-    write_record(folder.result_file, tune_json(found))
-    write_whole(folder.image_file, staircase_svg(found).encode())
+    folder.write_record(folder.result_file, tune_json(found))
+    folder.write(folder.image_file, staircase_svg(found).encode())
     try:
-        write_whole(folder.page_file, render_html(tune_document(found, folder.path.name)).encode())
+        folder.write(folder.page_file, render_html(tune_document(found, folder.path.name)).encode())
     except ResourceError as error:  # jinja2 is not installed; the Markdown page does not need it
         found = replace(found, notes=(*found.notes, f"No tune.html: {error.fact} {error.remedy}"))
-    write_whole(folder.report_file, render_markdown(tune_document(found, folder.path.name)).encode())
+    folder.write(folder.report_file, render_markdown(tune_document(found, folder.path.name)).encode())

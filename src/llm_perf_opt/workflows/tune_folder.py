@@ -13,7 +13,7 @@ from pathlib import Path
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.core.file_lock import folder_lock
-from llm_perf_opt.core.run_folder import RunFolder, read_record, there, write_record
+from llm_perf_opt.core.run_folder import OwnFolder, RunFolder, read_record, there
 
 SCHEMA = 1
 SUFFIX = "-tune"
@@ -84,11 +84,11 @@ class TuneState:
     """Why the search ended; empty while it has not."""
 
 
-class TuneFolder:
+class TuneFolder(OwnFolder):
     """A search on disk. Only one process at a time may continue it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self._lock = self._locked()
         self._state: TuneState | None = None
 
@@ -97,7 +97,7 @@ class TuneFolder:
         """Create the folder next to the base."""
         path = RunFolder.create(base.with_name(base.name + SUFFIX)).path
         made = cls(path)
-        made.write(state)
+        made.write_state(state)
         return made
 
     @classmethod
@@ -149,19 +149,19 @@ class TuneFolder:
             self._state = state
         return self._state
 
-    def write(self, state: TuneState) -> None:
+    def write_state(self, state: TuneState) -> None:
         """Replace tune.json."""
-        write_record(self.state_file, state)
+        self.write_record(self.state_file, state)
         self._state = state
 
     def add(self, made: MadeRun, spent_s: float) -> None:
         """Record a run."""
         state = self.read()
-        self.write(replace(state, runs=(*state.runs, made), spent_s=spent_s))
+        self.write_state(replace(state, runs=(*state.runs, made), spent_s=spent_s))
 
     def spend(self, spent_s: float) -> None:
         """Record the time of a run that is not kept."""
-        self.write(replace(self.read(), spent_s=spent_s))
+        self.write_state(replace(self.read(), spent_s=spent_s))
 
     def _locked(self) -> int | None:
         try:

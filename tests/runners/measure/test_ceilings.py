@@ -27,10 +27,10 @@ from llm_perf_opt.core.machine_records import (
     read_ceilings,
 )
 from llm_perf_opt.core.records import Distribution, Missing
-from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.runners.measure import ceiling_cpu, ceiling_model, ceilings, clock, host_load
 from llm_perf_opt.runners.measure.ceiling_kernels import Arena, Room, gemm_trial
 from llm_perf_opt.runners.measure.ceiling_timing import Measured, Quantity
+from writing import write_record
 
 CPU = torch.device("cpu")
 TINY_S = 0.2

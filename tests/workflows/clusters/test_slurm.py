@@ -18,12 +18,13 @@ from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.core.processes import Answer, process_start
-from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.workflows.clusters import slurm
 from llm_perf_opt.workflows.clusters.job import become_point
 from llm_perf_opt.workflows.clusters.submissions import Submission, Submissions
 from llm_perf_opt.workflows.sweep import Planned, begin_sweep, plan_sweep
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
+from writing import write_record
 
 SLURM = LauncherConfig("slurm", partition="gpu", time="01:30:00", gpus=2, memory="32G", exclusive=True, extra={"account": "a"})
 

@@ -41,7 +41,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory, upstream: Upstream) -> Pl
     (snapshot / "m.py").write_text("x = 1\n")
     with places.listing_file.open("a") as file:
         file.write(entry("hub", "hub", "Owner/Name", upstream.first))
-    write_lock(places.lock_file, {**places.locked(), "hub": Locked(upstream.first, files={"m.py": blob_id(b"x = 1\n")})})
+    write_lock(places, {**places.locked(), "hub": Locked(upstream.first, files={"m.py": blob_id(b"x = 1\n")})})
     git(places.root, "add", "--all")
     assert guard(places) == []
     git(places.root, "commit", "--quiet", "--message", "externals")

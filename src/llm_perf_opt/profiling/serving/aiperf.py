@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llm_perf_opt.config.serving import Generator, LoadRequest
+from llm_perf_opt.core.inside import make_folder
 
 FILE = "profile_export.jsonl"
 """Its records, one request per line."""
@@ -40,7 +41,7 @@ def prepare(load: LoadRequest, folder: Path) -> Mapping[str, str]:
     name = f"models--{load.tokenizer.replace('/', '--')}"
     if len(name.encode()) > _LONGEST_NAME:
         return {}
-    (folder / name / "snapshots" / "main").mkdir(parents=True)
+    make_folder(folder, folder / name / "snapshots" / "main")
     return {"HF_HUB_CACHE": str(folder)}
 
 

@@ -17,9 +17,10 @@ from llm_perf_opt.analysis.serving.slo import recorded_slo
 from llm_perf_opt.config.composition import config_to_yaml
 from llm_perf_opt.config.serving import LoadRequest
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, interrupted
+from llm_perf_opt.core.inside import make_folder
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord, load_name
-from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.serving_records import ServerFacts
 from llm_perf_opt.profiling.passes import Listener, begin_pass, closed
 from llm_perf_opt.profiling.provenance import environment
@@ -69,8 +70,8 @@ def _write_settings(prepared: Prepared, folder: RunFolder) -> None:
         lengths = {"prompt_tokens": config.runtime.prompt_tokens, "num_new_tokens": config.runtime.num_new_tokens}
         text = yaml.safe_dump({"runtime": lengths}, sort_keys=False)
     text += yaml.safe_dump({"serving": prepared.request.settings()}, sort_keys=False)
-    write_whole(folder.config_file, text.encode())
-    write_record(folder.env_file, environment(config.hardware.device_index))
+    folder.write(folder.config_file, text.encode())
+    folder.write_record(folder.env_file, environment(config.hardware.device_index))
 
 
 def _close(folder: RunFolder, error: LlmPerfError | None, *, captured: bool) -> LlmPerfError | None:
@@ -141,7 +142,7 @@ class _Capture:
         argv = runner_argv(self._folder.config_file, model, port, traces, spans.url if spans else "")
         begin_pass(self._folder, SERVER, argv)
         if traces is not None:
-            traces.mkdir()
+            make_folder(self._folder.path, traces)
         self._listener.pass_started(SERVER, f"{self._prepared.runtime.name if self._prepared.runtime else ''} server")
         self._folder.update_pass(PassRecord(SERVER, "started", tuple(argv)))
         variables = {"OTEL_BSP_SCHEDULE_DELAY": "500"}  # milliseconds: spans arrive before the load that they belong to ends
@@ -175,7 +176,7 @@ class _Capture:
             self._listener.pass_message(SERVER, message)
 
     def _write_facts(self) -> None:
-        write_record(self._folder.server_file, self._facts)
+        self._folder.write_record(self._folder.server_file, self._facts)
 
     def _end(self, server: ServerProcess, error: BaseException | None) -> None:
         """End the server and record how it ended."""

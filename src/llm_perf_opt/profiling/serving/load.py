@@ -17,7 +17,7 @@ from llm_perf_opt.config.serving import LoadRequest
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.records import PassRecord, load_name
-from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.serving_records import (
     METRICS_FILE,
     POINT_FILE,
@@ -100,7 +100,7 @@ def drive(rig: Rig, load: LoadRequest, number: int, timeout_s: float, *, profile
     entry = PassRecord(name, "started", argv, tool_version=f"{rig.located.generator.label} {rig.located.version}".strip())
     rig.folder.update_pass(entry)
     point = _begun(rig, number, load, profiled=profiled)
-    write_record(place / POINT_FILE, point)
+    rig.folder.write_record(place / POINT_FILE, point)
     stopped: LlmPerfError | None = None
     finished: Finished | None = None
     problems: list[str] = []
@@ -109,7 +109,7 @@ def drive(rig: Rig, load: LoadRequest, number: int, timeout_s: float, *, profile
     except LlmPerfError as raised:
         stopped = raised
     driven = _ended(rig, replace(point, problems=tuple(problems)), load, finished, stopped)
-    write_record(place / POINT_FILE, driven.point)
+    rig.folder.write_record(place / POINT_FILE, driven.point)
     entry = replace(
         entry,
         status="complete" if driven.point.status == "complete" else "failed",

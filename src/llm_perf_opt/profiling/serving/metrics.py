@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from llm_perf_opt.core.inside import open_to_append
 from llm_perf_opt.core.serving_records import MetricsSample
 from llm_perf_opt.profiling.serving.http import ask
 from llm_perf_opt.traces.prometheus import parse_prometheus
@@ -61,7 +62,7 @@ class MetricsSampler:
         self._thread.join()
 
     def _run(self) -> None:
-        with self._file.open("ab") as file:
+        with open_to_append(self._file.parent, self._file) as file:
             next_at = time.monotonic()
             while True:
                 stopping = self._stop.is_set()

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from llm_perf_opt.config.serving import LoadRequest, Server
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
+from llm_perf_opt.core.inside import move, remove_empty
 from llm_perf_opt.core.records import load_name
-from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.serving_records import POINT_FILE
 from llm_perf_opt.profiling.serving.http import ask
 from llm_perf_opt.profiling.serving.load import Driven, Rig, drive
@@ -46,14 +45,15 @@ def profiled_load(
         said = "wrote no trace" if stopped.code == 200 else f"did not stop: {stopped.code} {stopped.text}"
         error = CaptureError(f"The server's profiler {said}.", "See the server's log.txt.")
     place = rig.folder.raw(load_name(number))
-    kept = [path.replace(place / path.name) for path in found]  # the largest is the model's, not the front end's
+    kept = [place / path.name for path in found]
+    for path, target in zip(found, kept, strict=True):
+        move(rig.folder.path, path, target)  # the largest is the model's, not the front end's
     point = replace(driven.point, trace=kept[-1].name if kept else "")
     if error is not None and point.status == "complete":
         point = replace(point, status="partial", why=error.fact)
         entry = rig.folder.manifest().pass_named(place.name)
         if entry is not None:
             rig.folder.update_pass(replace(entry, status="failed", why=error.fact, remedy=error.remedy))
-    write_record(place / POINT_FILE, point)
-    with suppress(OSError):  # the profiler may have left other files
-        traces.rmdir()
+    rig.folder.write_record(place / POINT_FILE, point)
+    remove_empty(rig.folder.path, traces)  # unless the profiler left other files
     return replace(driven, point=point, error=driven.error or error)

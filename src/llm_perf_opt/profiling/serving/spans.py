@@ -19,6 +19,7 @@ from typing import Any
 
 from llm_perf_opt.config.serving import LOOPBACK
 from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.inside import PRIVATE, open_to_append
 from llm_perf_opt.traces.serving.json_files import MOST_LINE_BYTES
 
 PATH = "/v1/traces"
@@ -271,7 +272,7 @@ class SpanReceiver:
             return self._refuse(str(error))
         with self._lock:
             if self._file is not None:
-                with self._file.open("ab") as file:
+                with open_to_append(self._file.parent, self._file, PRIVATE) as file:
                     file.write(line)
                 self.exports += 1
         return 200

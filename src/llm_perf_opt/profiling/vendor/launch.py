@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted
+from llm_perf_opt.core.inside import PRIVATE, disk_error, open_new, open_to_append
 from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, SHORT_GRACE_S, end
-from llm_perf_opt.core.run_folder import disk_error
 from llm_perf_opt.profiling.vendor.child import (
     MARK,
     TICK_S,
@@ -113,7 +113,7 @@ def run_child(
     """
     begun = time.monotonic()
     mark = new_mark()
-    with log.open("ab", buffering=0) as file:
+    with open_to_append(log.parent, log, PRIVATE) as file:
         child = _start(
             argv,
             stdin=subprocess.DEVNULL,
@@ -205,7 +205,9 @@ def _text_of(log: Path) -> str:
 def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | None = None) -> Finished:
     """Run a tool that converts a file: its output goes to `log`, or its standard output to `output`."""
     begun = time.monotonic()
-    with log.open("ab") as errors, (output or log).open("wb" if output else "ab") as out:
+    with ExitStack() as opened:
+        errors = opened.enter_context(open_to_append(log.parent, log, PRIVATE))
+        out = errors if output is None else opened.enter_context(open_new(output.parent, output))
         child = _start(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=errors)
         try:
             child.wait(timeout_s)
@@ -333,7 +335,7 @@ class Companion:
     def __init__(self, argv: Sequence[str], log: Path, ready: str, patience_s: float = 60.0) -> None:
         self.argv = tuple(argv)
         self._begun = time.monotonic()
-        self._log = log.open("ab")
+        self._log = open_to_append(log.parent, log, PRIVATE)
         self._child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
             list(argv),
             stdin=subprocess.PIPE,

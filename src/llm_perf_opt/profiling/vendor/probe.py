@@ -270,7 +270,7 @@ def _cached_or_queried(path: Path, kind: type[P], query: Callable[[Path, str], P
     found = query(path, version)
     if isinstance(file, Path) and found.flags:
         try:
-            write_record(file, found)
+            write_record(file.parent, file, found)
         except LlmPerfError as error:
             note = f"its options are not cached: {error.fact}"
     return replace(found, notes=(note,)) if note else found

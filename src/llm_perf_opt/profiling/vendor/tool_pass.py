@@ -1,7 +1,6 @@
 """Run a pass under an Nsight tool and convert its report; a stopped pass keeps what it has recorded."""
 
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.core.inside import PRIVATE, copy, disk_error, move, open_to_append, remove, remove_if_possible
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.run_folder import disk_error
 from llm_perf_opt.profiling.vendor import ncu, nsys
 from llm_perf_opt.profiling.vendor.child import BYTES_PER_GB, DiskWatch
 from llm_perf_opt.profiling.vendor.gates import Tool
@@ -62,7 +61,7 @@ def import_ncu_csv(
         begun = _size(log)
         finished = convert(argv, log=log, timeout_s=timeout_s, output=part)
         if finished.exit_code != 0 and part.exists():  # ncu writes errors to standard output
-            with log.open("ab") as file:
+            with open_to_append(log.parent, log, PRIVATE) as file:
                 file.write(part.read_bytes()[:4096])
         return _check_conversion("Reading the ncu report", finished, part, log, begun, ncu_log_problems)
 
@@ -86,14 +85,13 @@ def _atomic(target: Path) -> Iterator[Path]:
     part = target.with_name(f".part-{os.getpid()}-{threading.get_ident()}-{target.name}")
     _remove_stale(target)
     try:
-        part.unlink(missing_ok=True)
+        remove(target.parent, part)
         yield part
-        part.replace(target)
+        move(target.parent, part, target)
     except OSError as error:
         raise disk_error(error, target) from error
     finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+        remove_if_possible(target.parent, part)
 
 
 def _remove_stale(target: Path) -> None:
@@ -103,7 +101,7 @@ def _remove_stale(target: Path) -> None:
             if part.name.startswith(".part-") and part.name.endswith(f"-{target.name}"):
                 with suppress(OSError):
                     if time.time() - part.stat().st_mtime > 2 * CONVERT_S:
-                        part.unlink()
+                        remove(target.parent, part)
 
 
 def _check_conversion(
@@ -217,7 +215,7 @@ def _run_once(
 ) -> ToolRun:
     begun = log.stat().st_size if log.exists() else 0
     for previous in (report_of(tool, out_base), _stream_of(out_base)):
-        previous.unlink(missing_ok=True)
+        remove(out_base.parent, previous)
     with _scratch(tool) as scratch:
         folders = (out_base.parent, scratch) if scratch else (out_base.parent,)
         inherited = child_environment() if environment is None else environment
@@ -265,7 +263,7 @@ def _scratch(tool: Tool) -> Iterator[Path | None]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_if_possible(folder.parent, folder)
 
 
 def _salvage(tool: Tool, binary: Path, out_base: Path, scratch: Path | None, log: Path) -> Maybe[Path]:
@@ -278,7 +276,7 @@ def _salvage(tool: Tool, binary: Path, out_base: Path, scratch: Path | None, log
         return Missing(f"{tool} wrote no report")
     kept = _stream_of(out_base)
     if streams[0] != kept:
-        shutil.move(streams[0], kept)
+        copy(kept.parent, streams[0], kept)
     try:
         import_qdstrm(binary, kept, report, log=log)
     except LlmPerfError as error:

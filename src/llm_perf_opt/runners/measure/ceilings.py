@@ -148,7 +148,7 @@ def _load_or_measure(
         return FoundCeilings(ceilings, False, folder, (f"The peaks are not cached: {folder.why}.",), tuple(doubts))
     file = folder / f"{identity.digest}.json"
     # Another process that measures the same device would disturb this one: it is waited for, and its peaks are used.
-    with locked(file.with_suffix(".lock"), _PATIENCE_S):
+    with locked(folder, file.with_suffix(".lock"), _PATIENCE_S):
         notes: list[str] = []
         cached = None if refresh else _cached(file, identity, notes)
         if cached is not None and cached.budget_s >= budget_s:
@@ -159,7 +159,7 @@ def _load_or_measure(
             reasons = [f"Not cached: {doubt}." for doubt in doubts]
             return replace(found, cache_file=Missing("not cached"), notes=(*notes, *reasons), doubts=tuple(doubts))
         try:
-            write_record(file, replace(found, notes=()))
+            write_record(folder, file, replace(found, notes=()))
         except LlmPerfError as error:
             return replace(found, cache_file=Missing("not cached"), notes=(*notes, f"The peaks are not cached: {error.fact}"))
         return found
@@ -359,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with report_errors(_translate):
         die_with_parent()
         prepare_threads(wanted.cpus, wanted.threads)
-        write_record(wanted.out, _found(wanted))
+        write_record(wanted.out.parent, wanted.out, _found(wanted))
         sys.exit(0)
 
 

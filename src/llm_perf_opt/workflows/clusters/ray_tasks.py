@@ -11,6 +11,7 @@ from typing import Any
 from llm_perf_opt.config.launchers import memory_bytes
 from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError, interrupted
+from llm_perf_opt.core.inside import make_folder
 from llm_perf_opt.core.processes import STOPS, uninterrupted
 from llm_perf_opt.core.units import counted
 from llm_perf_opt.workflows.clusters.job import Lease, run_point
@@ -37,7 +38,7 @@ def run_on_ray(folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[int,
             return None
         submissions = Submissions(folder)
         made, place = submissions.add("ray", waiting, len(submissions.read()))
-        place.mkdir()
+        make_folder(folder.path, place)
         submissions.set_job(made, "tasks")
         tasks = _Tasks(ray, folder, launcher, str(place))
         say(f"Running {counted(len(waiting), 'point')} on Ray; the output of each is in {place}.")

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.inside import remove, share
 from llm_perf_opt.core.processes import is_running, process_start
 from llm_perf_opt.core.records import SCHEMA
-from llm_perf_opt.core.run_folder import encoded, read_record, write_record, write_whole
+from llm_perf_opt.core.run_folder import encoded, read_record
 from llm_perf_opt.workflows.sweep_folder import SweepFolder, resume_command
 
 Say = Callable[[str], None]
@@ -76,16 +77,16 @@ class Submissions:
         made = Submission(SCHEMA, launcher, name, created, platform.node(), pid, process_start(pid), tuple(points))
         place = self._sweep.jobs_folder / f"{known + 1:03d}"
         draft = place.with_name(f".{name}.json")
-        write_whole(draft, encoded(made))
+        self._sweep.write(draft, encoded(made))
         try:
-            os.link(draft, place.with_suffix(".json"))  # fails if the name is taken, on NFS too
+            share(self._sweep.path, draft, place.with_suffix(".json"))  # fails if the name is taken, on NFS too
         except FileExistsError:
             raise ConfigError(
                 f"Another command is submitting points of {self._sweep.path}.",
                 f"Rerun `{resume_command(self._sweep)}` when it has finished: it submits only points that are not queued.",
             ) from None
         finally:
-            draft.unlink()
+            remove(self._sweep.path, draft)
         return made, place
 
     def set_job(self, submission: Submission, job: str) -> Submission:
@@ -93,5 +94,5 @@ class Submissions:
         found = replace(submission, job=job)
         for file in self._files():
             if read_record(file, Submission).name == submission.name:
-                write_record(file, found)
+                self._sweep.write_record(file, found)
         return found

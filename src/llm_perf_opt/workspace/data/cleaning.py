@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from llm_perf_opt.core.inside import make_folder, open_new
 from llm_perf_opt.workspace.data.conversion import renamed
 from llm_perf_opt.workspace.data.formats import DataFile, Format
 from llm_perf_opt.workspace.data.inventory import Advance
@@ -59,8 +60,8 @@ def write_cleaned(
     left_out = {EMPTY: 0, DUPLICATE: 0}
     seen = Seen()
     for file, name in renamed(files, kind).items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        with (out / name).open("wb") as target:
+        make_folder(out, (out / name).parent)
+        with open_new(out, out / name) as target:
             for record in _with_texts(file, field, bad, advance):
                 text = clean_text(record[field])
                 text = _JOINED.sub(" ", text) if kind == "txt" else text  # a lone \r inside a line became \n

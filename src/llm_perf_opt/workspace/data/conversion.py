@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.inside import make_folder, move, open_new, remove
 from llm_perf_opt.core.user_files import open_ordinary, quoted
 from llm_perf_opt.workspace.data import parquet_files
 from llm_perf_opt.workspace.data.compressed import is_plain
@@ -142,7 +143,7 @@ def write_converted(
     """Write each file under its own name in the other format."""
     targets = _targets(files, conversion.to)
     for target in targets.values():
-        (out / target).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out, (out / target).parent)
     splits: dict[str, int] = dict.fromkeys((file.split for file in files), 0)
     if conversion.to == "parquet":
         written = _to_parquet(files, targets, out, bad, advance)
@@ -188,7 +189,7 @@ def _to_jsonl(file: DataFile, target: Path, bad: BadRecords, advance: Advance) -
         if bad.count > before:
             _keep_good_lines(made)
         return rows
-    with target.open("wb") as out:
+    with open_new(target.parent, target) as out:
         return _write_objects(file, out, bad, advance)
 
 
@@ -198,7 +199,7 @@ def write_selected(files: Sequence[DataFile], out: Path, bad: BadRecords, advanc
     splits: dict[str, int] = dict.fromkeys((file.split for file in files), 0)
     for file, name in renamed(files, kind).items():
         target = out / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out, target.parent)
         if file.format in (*JSON_FORMATS, "txt"):
             splits[file.split] += _copied_lines(file, target, bad, advance)
         else:
@@ -208,7 +209,7 @@ def write_selected(files: Sequence[DataFile], out: Path, bad: BadRecords, advanc
 
 def _copied_lines(file: DataFile, target: Path, bad: BadRecords, advance: Advance) -> int:
     count = 0
-    with target.open("wb") as out:
+    with open_new(target.parent, target) as out:
         for block in checked_lines(file, bad, advance):
             out.writelines(line + b"\n" for _, line in block)
             count += len(block)
@@ -218,10 +219,10 @@ def _copied_lines(file: DataFile, target: Path, bad: BadRecords, advance: Advanc
 def _keep_good_lines(made: DataFile) -> None:
     """Remove the lines that were found bad, and counted, before."""
     kept = made.path.with_name(_SPILL)
-    with kept.open("wb") as out:
+    with open_new(kept.parent, kept) as out:
         for block in checked_lines(made, BadRecords(skip=True), ignore):
             out.writelines(line + b"\n" for _, line in block)
-    kept.replace(made.path)
+    move(kept.parent, kept, made.path)
 
 
 def _write_objects(file: DataFile, out: BinaryIO, bad: BadRecords, advance: Advance, seen: Seen | None = None) -> int:
@@ -243,7 +244,7 @@ def _one_line(text: str) -> str:
 
 def _to_txt(file: DataFile, target: Path, conversion: Conversion, bad: BadRecords, advance: Advance) -> int:
     count = 0
-    with target.open("wb") as out:
+    with open_new(target.parent, target) as out:
         for block in texts(file, conversion.text_field, bad, advance):
             for text in block:
                 if conversion.join_lines:
@@ -275,7 +276,7 @@ def _to_parquet(
         parquet_files.write_parquet(lines, kinds, counts[file.name], target, ignore)
         _check_count(file, parquet_files.count_rows(target), counts[file.name])
         if lines != file.path:
-            lines.unlink()
+            remove(out, lines)
     return counts
 
 
@@ -293,7 +294,7 @@ def _lines_for_database(file: DataFile, spill: Path, seen: Seen, bad: BadRecords
             return count, file.path
         advance = ignore
         bad = BadRecords(skip=True)  # already counted
-    with spill.open("wb") as out:
+    with open_new(spill.parent, spill) as out:
         return _write_objects(file, out, bad, advance, seen), spill
 
 

@@ -210,10 +210,10 @@ class VariantMetadata:
     """Facts that the author of the metadata did not state; they were found in the data."""
 
 
-def write_metadata(path: Path, metadata: DatasetMetadata | VariantMetadata) -> None:
+def write_metadata(root: Path, path: Path, metadata: DatasetMetadata | VariantMetadata) -> None:
     """Write the metadata as YAML; optional facts only if there are any."""
     values = {key: value for key, value in dataclasses.asdict(metadata).items() if value or key not in ("filled", "left_out")}
-    write_whole(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=130).encode())
+    write_whole(root, path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=130).encode())
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -10,13 +10,13 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
+from llm_perf_opt.core.inside import make_folder, move, open_lock, remove, remove_if_possible
 from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_MODELS, check_ordinary
 from llm_perf_opt.workspace.data.formats import may_have_records
 
@@ -247,25 +247,25 @@ _LOCK = ".lock"
 
 
 @contextmanager
-def made_whole(final: Path) -> Iterator[Path]:
-    """Yield a folder to fill; it becomes `final` if the block succeeds and is removed otherwise.
+def made_whole(root: Path, final: Path) -> Iterator[Path]:
+    """Yield a folder to fill; it becomes `final`, inside `root`, if the block succeeds and is removed otherwise.
 
     A folder left by a killed process is cleared; one that another process is filling is an error.
     """
     part = final.with_name(f".{final.name}{PART_SUFFIX}")
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        lock = _locked(part, final)
+        make_folder(root, final.parent)
+        lock = _locked(root, part, final)
     except OSError as error:
         raise write_error(error, part) from error
     try:
         yield part
         _settle(part)
         refuse_existing(final, "It appeared in the meantime and is not overwritten.")
-        (part / _LOCK).unlink()
-        part.rename(final)
+        remove(root, part / _LOCK)
+        move(root, part, final)
     except BaseException as error:
-        shutil.rmtree(part, ignore_errors=True)
+        remove_if_possible(root, part)
         if isinstance(error, OSError):
             raise write_error(error, final) from error
         raise
@@ -284,12 +284,12 @@ def write_error(error: OSError, path: Path) -> LlmPerfError:
     return ResourceError(f"{where} cannot be used: {error.strerror or error}.", "Check its path and permissions.")
 
 
-def _locked(part: Path, final: Path) -> int:
+def _locked(root: Path, part: Path, final: Path) -> int:
     """Create an empty `part` folder with a lock that ends with this process."""
     if part.is_symlink():
         raise ResourceError(f"{part} is a link, which is not followed.", "Remove it.")
-    part.mkdir(exist_ok=True)
-    lock = os.open(part / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    make_folder(root, part)
+    lock = open_lock(part, part / _LOCK)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -297,7 +297,7 @@ def _locked(part: Path, final: Path) -> int:
         raise ResourceError(f"{final} is being created by another process.", "Wait for it to finish.") from error
     for left in part.iterdir():  # left by a killed process
         if left.name != _LOCK:
-            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            remove(part, left)
     return lock
 
 

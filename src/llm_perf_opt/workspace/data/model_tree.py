@@ -14,6 +14,7 @@ import msgspec
 from llm_perf_opt.config.choices import HUB_NAME, model_remedy, packaged_options
 from llm_perf_opt.config.weights import USE_RANDOM
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, file_error, nearest, words_of
+from llm_perf_opt.core.inside import link, make_folder, root_of
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.user_files import open_ordinary, read_bytes
 from llm_perf_opt.workspace.data.layout import MODELS_ROOT, checked_name, dangling, dangling_error, refuse_existing, write_error
@@ -139,8 +140,8 @@ def link_model(root: Path, name: str, target: Path) -> Path:
     if root.resolve().is_relative_to(target.resolve()):
         raise ConfigError(f"{target} contains {root} itself.", "Give the folder of the weights.")
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(target.resolve(), target_is_directory=True)
+        make_folder(root_of(root), root)
+        link(root_of(root), place, target.resolve())
     except OSError as error:
         raise write_error(error, place) from error
     return place

@@ -1,8 +1,6 @@
 """Derive a variant of a dataset: the source is never modified, and the variant is created completely or not at all."""
 
-import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import yaml
 from llm_perf_opt.config.choices import packaged_options
 from llm_perf_opt.config.composition import root_for_option
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
+from llm_perf_opt.core.inside import link, make_folder, remove, remove_if_possible, root_of
 from llm_perf_opt.core.run_folder import there, write_whole
 from llm_perf_opt.core.terminal import visible
 from llm_perf_opt.workspace.data.cleaning import RULES, write_cleaned
@@ -91,9 +90,9 @@ def prepare(folder: DatasetFolder, request: Preparation, phases: Phases = silent
     tokenizer = load_tokenizer(request.tokenizer) if request.tokenizer else None
     parent = _verified_parent(folder, request, (files, metadata, every), phases)
     bad = BadRecords(request.skip_bad)
-    with made_whole(place.path) as part:
+    with made_whole(root_of(folder.path.parent), place.path) as part:
         made = VariantFolder(part)
-        made.made_data.mkdir()
+        make_folder(part, made.made_data)
         advance = phases(request.transform, sum(file.bytes for file in parent.records))
         written = _write(parent, made.made_data, request, tokenizer, bad, advance)
         if not sum(written.splits.values()):
@@ -101,7 +100,7 @@ def prepare(folder: DatasetFolder, request: Preparation, phases: Phases = silent
             many = bad.count + sum(written.left_out.values())
             raise ResourceError(f"No records are left for a variant: {many} were left out{why}.", "Fix the data.")
         found = _describe(folder.name, made, request, parent, tokenizer, bad, written, phases)
-        write_metadata(made.metadata_file, found)
+        write_metadata(part, made.metadata_file, found)
     return found
 
 
@@ -222,7 +221,7 @@ def _describe(
 ) -> VariantMetadata:
     splits = written.splits
     for scratch in made.data.glob(".*"):
-        shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink()
+        remove(made.data, scratch)
     files = files_below(made.data)
     entries = inventory(files, phases("hashing the result", total_bytes(files)))
     packages = ["tokenizers"] if request.tokenizer and tokenizer and tokenizer.sha256 else ["duckdb"] if request.to else []
@@ -299,18 +298,17 @@ def add_dataset(
         raise type(error)(error.fact, remedy) from error
     metadata = _describe_added(name, source, description, files, records, phases)
     try:
-        with made_whole(folder.path) as part:
+        with made_whole(root_of(tree.root), folder.path) as part:
             made = DatasetFolder(part)
-            made.source.symlink_to(_lasting(source, files))
-            write_metadata(made.metadata_file, metadata)
-            write_whole(made.readme_file, readme(metadata, first_level(source)).encode())
+            link(part, made.source, _lasting(source, files))
+            write_metadata(part, made.metadata_file, metadata)
+            write_whole(part, made.readme_file, readme(metadata, first_level(source)).encode())
             if not tree.ignore_file.exists():
-                write_whole(tree.ignore_file, KEPT_OUT_OF_GIT.encode())
-            write_whole(option, content.encode())
+                write_whole(root_of(tree.root), tree.ignore_file, KEPT_OUT_OF_GIT.encode())
+            write_whole(root_of(conf), option, content.encode())
     except BaseException:
         if not folder.path.exists():
-            with suppress(OSError):  # the original error is raised
-                option.unlink(missing_ok=True)
+            remove_if_possible(root_of(conf), option)  # the original error is raised
         raise
     return folder, metadata
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.inside import root_of
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.workspace.data.formats import INDEX_SUFFIX, data_files
@@ -58,7 +59,7 @@ def refresh(tree: DatasetTree, folder: DatasetFolder, render: Render, phases: Ph
     metadata = dataset_metadata(folder)
     if by_author(metadata):
         found = _found(files_below(folder.source), folder.source, metadata, "source-data", phases)
-        changed += _filled(folder.metadata_file, found)
+        changed += _filled(root_of(tree.root), folder.metadata_file, found)
     for variant in folder.variants():
         try:
             changed += _refreshed_variant(folder, variant, phases)
@@ -71,7 +72,11 @@ def _refreshed_variant(folder: DatasetFolder, variant: VariantFolder, phases: Ph
     made = variant_metadata(folder, variant)
     if not by_author(made):
         return []
-    return _filled(variant.metadata_file, _found(variant_files(variant), variant.data, made, variant.name, phases))
+    return _filled(
+        root_of(folder.path.parent),
+        variant.metadata_file,
+        _found(variant_files(variant), variant.data, made, variant.name, phases),
+    )
 
 
 def update_readme(tree: DatasetTree, folder: DatasetFolder, render: Render) -> list[Path]:
@@ -83,10 +88,10 @@ def update_readme(tree: DatasetTree, folder: DatasetFolder, render: Render) -> l
     after = with_block(before, block, README_MARKS, str(readme))
     changed = []
     if after != before or not readme.exists():
-        write_whole(readme, after.encode())
+        write_whole(root_of(tree.root), readme, after.encode())
         changed.append(readme)
     if not tree.ignore_file.exists():
-        write_whole(tree.ignore_file, KEPT_OUT_OF_GIT.encode())
+        write_whole(root_of(tree.root), tree.ignore_file, KEPT_OUT_OF_GIT.encode())
         changed.append(tree.ignore_file)
     return changed
 
@@ -127,7 +132,7 @@ def _found(
     return FilledIn(now(), tool_versions(), records[0].format, splits, size, content_sha256(entries), entries)
 
 
-def _filled(path: Path, found: FilledIn) -> list[Path]:
+def _filled(root: Path, path: Path, found: FilledIn) -> list[Path]:
     """Add the facts to a metadata file, whose own text stays as it is; a missing file is created."""
     _refuse_link(path)
     before = _text_of(path) if path.exists() else ""
@@ -143,5 +148,5 @@ def _filled(path: Path, found: FilledIn) -> list[Path]:
             f"{path} cannot be completed: facts added at its end would not be part of its mapping.",
             "Write it as a block: one `key: value` per line, without braces around all of them.",
         )
-    write_whole(path, after.encode())
+    write_whole(root, path, after.encode())
     return [path]

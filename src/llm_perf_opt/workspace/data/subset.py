@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.inside import open_new, remove
 from llm_perf_opt.workspace.data import arrow_files, parquet_files
 from llm_perf_opt.workspace.data.formats import JSON_FORMATS, WHOLE, DataFile, Format
 from llm_perf_opt.workspace.data.inventory import Advance, ignore
@@ -141,7 +142,7 @@ def _sampled_lines(files: Sequence[DataFile], out: Path, sample: Sample, bad: Ba
 
     reservoir, base = Reservoir(sample.size, sample.seed), 0
     spill_file = out.with_name(_SPILL)
-    with spill_file.open("w+b") as spill:
+    with open_new(out.parent, spill_file, readable=True) as spill:
         for file in files:
             for block in checked_lines(file, bad, advance):
                 if not block:
@@ -155,11 +156,11 @@ def _sampled_lines(files: Sequence[DataFile], out: Path, sample: Sample, bad: Ba
                     spill.write(block[candidate][1] + b"\n")
                 reservoir.keep(places[chosen], starts)
         sample.check(reservoir.offered)
-        with out.open("wb") as kept:
+        with open_new(out.parent, out) as kept:
             for start in reservoir.sample()[1].tolist():
                 spill.seek(start)
                 kept.write(spill.readline())
-    spill_file.unlink()
+    remove(out.parent, spill_file)
     return min(sample.size, reservoir.offered)
 
 
@@ -170,7 +171,7 @@ def _sampled_rows(files: Sequence[DataFile], out: Path, sample: Sample, advance:
     sample.check(sum(counts))
     places = sample_places(sum(counts), sample.size, sample.seed)
     first = 0
-    with out.open("wb") as kept:
+    with open_new(out.parent, out) as kept:
         for file, count in zip(files, counts, strict=True):
             inside = (places[(places >= first) & (places < first + count)] - first).tolist()
             if inside and file.format == "parquet":
@@ -193,7 +194,7 @@ def _append_parquet_rows(file: DataFile, rows: list[int], spill: Path, kept: Bin
         raise ParseError(
             f"{file.name}: {len(rows)} rows were requested, but {count} were read.", "Please report this with the file."
         )
-    spill.unlink()
+    remove(spill.parent, spill)
 
 
 def _append_arrow_rows(file: DataFile, rows: list[int], kept: BinaryIO) -> None:

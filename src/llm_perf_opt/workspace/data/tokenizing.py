@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.inside import open_new
 from llm_perf_opt.core.user_files import check_ordinary
 from llm_perf_opt.workspace.data.formats import INDEX_SUFFIX, TOKENS_SUFFIX, DataFile, Format
 from llm_perf_opt.workspace.data.inventory import Advance, file_entry
@@ -91,7 +92,7 @@ def write_tokenized(
     splits: dict[str, int] = {}
     for split in dict.fromkeys(file.split for file in files):
         of_split = [file for file in files if file.split == split]
-        with (out / f"{split}{TOKENS_SUFFIX}").open("wb") as ids, (out / f"{split}{INDEX_SUFFIX}").open("wb") as index:
+        with open_new(out, out / f"{split}{TOKENS_SUFFIX}") as ids, open_new(out, out / f"{split}{INDEX_SUFFIX}") as index:
             splits[split] = _write_split(of_split, ids, index, tokenizer, text_field, bad, advance)
     return "tokens", splits
 

@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.core.inside import make_folder
 from llm_perf_opt.core.processes import Answer, answer
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.workspace.externals.listing import External, Standing, schemes_for
@@ -175,7 +176,7 @@ def remote_git(entry: External, folder: Path) -> Git:
 
 def new_repository(entry: External, folder: Path) -> Git:
     """Create an empty repository with its remote."""
-    folder.mkdir()
+    make_folder(folder.parent, folder)
     git = remote_git(entry, folder)
     git.text("init", "--quiet", "--template=")
     git.text("config", "remote.origin.url", entry.source)

@@ -100,7 +100,7 @@ def install(places: Places, python: str) -> Path:
         raise ConfigError(f"core.hooksPath is {configured}.", "Call `llm-perf externals guard` from the pre-commit hook there.")
     if hook.exists() or hook.is_symlink():
         raise ConfigError(f"{hook} already exists.", "Add `llm-perf externals guard` to it.")
-    write_whole(hook, _HOOK.format(python=shlex.quote(python)).encode())
+    write_whole(hooks, hook, _HOOK.format(python=shlex.quote(python)).encode())
     hook.chmod(hook.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     return hook
 

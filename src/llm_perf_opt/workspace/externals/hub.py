@@ -3,12 +3,12 @@
 import fnmatch
 import hashlib
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.core.inside import make_folder, remove_if_possible
 from llm_perf_opt.workspace.externals.git import edited, is_empty_or_missing
 from llm_perf_opt.workspace.externals.listing import External, Standing, check_inner_path
 from llm_perf_opt.workspace.externals.places import Locked, Places, blob_id
@@ -68,10 +68,10 @@ def make(places: Places, entry: External) -> Locked:
     folder = places.make_room(entry)
     with places.staging() as staging:
         taken = staging / "taken"
-        taken.mkdir()
+        make_folder(staging, taken)
         for remote in _wanted(entry):
             _download(entry, remote, taken)
-        shutil.rmtree(taken / ".cache", ignore_errors=True)
+        remove_if_possible(staging, taken / ".cache")
         files = _content(taken)
         places.put(taken, folder)
     return Locked(entry.commit, files=files)

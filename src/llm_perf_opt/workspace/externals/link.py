@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from llm_perf_opt.core import inside
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.workspace.externals.git import checkout_standing, command, is_empty_or_missing
 from llm_perf_opt.workspace.externals.listing import External, Standing
@@ -45,12 +46,12 @@ def make(places: Places, entry: External) -> Locked:
     if places.in_git:
         places.ignore(entry)
     with places.staging() as staging:
-        link = staging / "link"
+        made = staging / "link"
         pointee = target if Path(entry.source).expanduser().is_absolute() else Path(os.path.relpath(target, folder.parent))
-        link.symlink_to(pointee, target_is_directory=True)
+        inside.link(staging, made, pointee)
         if not folder.is_symlink() and folder.exists():
-            folder.rmdir()  # always empty: `make` is not called for anything else
-        link.replace(folder)
+            inside.remove_empty(places.third_party, folder)  # always empty: `make` is not called for anything else
+        inside.move(places.third_party, made, folder)
     return Locked(entry.commit)
 
 

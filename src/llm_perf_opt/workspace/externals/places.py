@@ -3,16 +3,16 @@
 import fcntl
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, words_of
+from llm_perf_opt.core.inside import make_folder, move, remove, remove_empty, remove_if_possible
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.user_files import read_bytes, read_text
 from llm_perf_opt.workspace.externals.git import Git
@@ -59,9 +59,9 @@ def read_lock(content: bytes, where: str) -> dict[str, Locked]:
     return lock.externals
 
 
-def write_lock(path: Path, locked: dict[str, Locked]) -> None:
+def write_lock(places: "Places", locked: dict[str, Locked]) -> None:
     """Replace the file; entries are sorted by name, so that additions merge."""
-    write_record(path, Lock(externals={name: locked[name] for name in sorted(locked)}))
+    write_record(places.root, places.lock_file, Lock(externals={name: locked[name] for name in sorted(locked)}))
 
 
 THIRD_PARTY = "third_party"
@@ -157,31 +157,27 @@ class Places:
         lines = text.splitlines()
         missing = [line for line in (f"/{_MAKING}*/", f"/{entry.into}") if line not in lines]
         if missing:
-            write_whole(self.ignore_file, "\n".join([*lines, *missing, ""]).encode())
+            write_whole(self.root, self.ignore_file, "\n".join([*lines, *missing, ""]).encode())
 
     def make_room(self, entry: External) -> Path:
         """Return the entry's folder and create its parents, which must be under third_party/ even through links."""
         folder = self.folder(entry)
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.third_party, folder.parent)
         except OSError as error:
             raise ResourceError(f"{folder.parent} cannot be created: {error.strerror}.", "Check what is at this path.") from error
-        if not folder.parent.resolve().is_relative_to(self.third_party.resolve()):
-            raise ConfigError(f"{folder.parent} leads out of {THIRD_PARTY}/.", "Remove the link in this path.")
         return folder
 
     def drop_empty_room(self, entry: External) -> None:
         """Remove empty parents that were created for an entry that failed."""
         folder = self.folder(entry).parent
-        with suppress(OSError):  # stops at the first that is not empty or is a link
-            while folder != self.third_party:
-                folder.rmdir()
-                folder = folder.parent
+        while folder != self.third_party and remove_empty(self.third_party, folder):
+            folder = folder.parent
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Lock third_party/, and remove what a killed process left unfinished."""
-        self.third_party.mkdir(parents=True, exist_ok=True)
+        make_folder(self.root, self.third_party)
         handle = os.open(self.third_party, os.O_RDONLY)
         try:
             try:
@@ -191,7 +187,7 @@ class Places:
                     f"Another `llm-perf externals` is running in {self.third_party}.", "Wait until it has finished."
                 ) from error
             for left in self.third_party.glob(f"{_MAKING}*"):
-                shutil.rmtree(left)
+                remove(self.third_party, left)
             yield
         finally:
             os.close(handle)
@@ -200,12 +196,12 @@ class Places:
         """Rename a finished folder into place; what it replaces moves to the staging folder, and back on failure."""
         before = new.with_name("before")
         if folder.exists():
-            folder.rename(before)
+            move(self.third_party, folder, before)
         try:
-            new.rename(folder)
+            move(self.third_party, new, folder)
         except BaseException:
             if before.exists():
-                before.rename(folder)
+                move(self.third_party, before, folder)
             raise
 
     @contextmanager
@@ -215,4 +211,4 @@ class Places:
         try:
             yield made
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            remove_if_possible(self.third_party, made)

@@ -1,8 +1,8 @@
 """A submodule: its own history, its commit recorded by the project."""
 
-import shutil
 from pathlib import Path
 
+from llm_perf_opt.core import inside
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.workspace.externals.git import (
     check_out,
@@ -49,11 +49,11 @@ def make(places: Places, entry: External) -> Locked:
             git = new_repository(entry, clone)
             fetch_commit(git, entry)
             check_out(git, entry)
-            clone.rename(folder)  # git may have left an empty folder for the submodule
+            inside.move(places.third_party, clone, folder)  # git may have left an empty folder for the submodule
         try:
             _register(places, entry)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            inside.remove_if_possible(places.third_party, folder)
             raise
     else:
         _register(places, entry)

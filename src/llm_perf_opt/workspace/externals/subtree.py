@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.inside import write
 from llm_perf_opt.workspace.externals.git import (
     FETCH_S,
     GitError,
@@ -68,7 +69,7 @@ def _copy_objects(places: Places, entry: External, staging: Path) -> str:
     fetch_commit(git, entry)
     tree = git.text("rev-parse", "--verify", f"{entry.commit}^{{tree}}")
     wanted = staging / "wanted"
-    wanted.write_text(f"{tree}\n")
+    write(staging, wanted, f"{tree}\n".encode())
     name = git.text("pack-objects", "--quiet", "--revs", str(staging / "pack"), stdin=wanted, timeout_s=FETCH_S).splitlines()[-1]
     places.git.text("index-pack", "--stdin", stdin=staging / f"pack-{name}.pack", timeout_s=FETCH_S)
     return tree

@@ -1,7 +1,6 @@
 """The verbs of `llm-perf externals`: fetch, update, snapshot, status."""
 
 import fnmatch
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from types import ModuleType
 from typing import Literal, cast
 
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ResourceError, nearest
+from llm_perf_opt.core.inside import remove
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.workspace.externals import hub, link, sparse, submodule, subtree
 from llm_perf_opt.workspace.externals.git import FETCH_S, GitError, checkout_standing, command, remote_git
@@ -62,7 +62,7 @@ def write_template(places: Places) -> Path:
     """Write the template of externals.yaml; an existing file is never overwritten."""
     if places.listing_file.exists():
         raise ConfigError(f"{places.listing_file} already exists.", "Edit it; without --template, init fetches what it lists.")
-    write_whole(places.listing_file, template().encode())
+    write_whole(places.root, places.listing_file, template().encode())
     return places.listing_file
 
 
@@ -90,7 +90,7 @@ def update(
     with places.alone():
         done = _attempt(places, entry, lambda here, moved: _update_one(here, moved, entries[0]), tell)
         if done.error is None:
-            write_whole(places.listing_file, text.encode())
+            write_whole(places.root, places.listing_file, text.encode())
     return [done]
 
 
@@ -111,7 +111,7 @@ def snapshot(
     with places.alone():
         done = _attempt(places, entry, _update_one, tell)
         if done.error is None:
-            write_whole(places.listing_file, text.encode())
+            write_whole(places.root, places.listing_file, text.encode())
     return [done]
 
 
@@ -242,7 +242,7 @@ def _lock(places: Places, entry: External, made: Locked, replaced: bool = False)
     if replaced or entry.name not in locked or license_warnings(places, entry, locked[entry.name]):
         full = replace(made, commit=entry.commit, licenses=copy_licenses(places, entry))
         if locked.get(entry.name) != full:
-            write_lock(places.lock_file, {**locked, entry.name: full})
+            write_lock(places, {**locked, entry.name: full})
 
 
 def _prune_lock(places: Places) -> None:
@@ -250,7 +250,7 @@ def _prune_lock(places: Places) -> None:
     locked, listing = places.locked(), places.listing()
     kept = {name: value for name, value in locked.items() if name in listing}
     if kept != locked:
-        write_lock(places.lock_file, kept)
+        write_lock(places, kept)
 
 
 def _in_the_way(places: Places, entry: External, found: Standing) -> LlmPerfError:
@@ -302,10 +302,9 @@ def copy_licenses(places: Places, entry: External) -> dict[str, str]:
     folder, copies = places.folder(entry), places.licenses(entry.name)
     wanted = entry.licenses or _license_files(folder)
     found = {path: content for path in wanted if (content := _read(entry, folder, path)) is not None}
-    if copies.is_dir() and not copies.is_symlink():
-        shutil.rmtree(copies)
+    remove(places.third_party, copies)
     for path, content in found.items():
-        write_whole(copies / path, content)
+        write_whole(copies, copies / path, content)
     return {path: blob_id(content) for path, content in found.items()}
 
 
