@@ -58,6 +58,17 @@ NAMES_ENGINES = {
     "traces.serving.load_file",
     "cli.import_load",
 }
+WRITE_FILES = {"core.inside", "core.terminal"}
+"""The second opens /dev/null. Besides these, only the measured process writes, into the folder that it was given: `runners`."""
+WRITES = {
+    "chmod", "hardlink_to", "makedirs", "mkdir", "rename", "renames", "rmdir", "rmtree", "symlink_to", "touch", "unlink",
+    "write_bytes", "write_text",
+}  # fmt: skip
+"""Methods of a path, or functions of a module, that change files."""
+WRITES_OF_MODULES = {
+    "copy", "copy2", "copyfile", "copymode", "copytree", "link", "move", "remove", "replace", "symlink", "truncate",
+}  # fmt: skip
+"""The same in os and shutil; elsewhere such names mean something else."""
 START_PROCESSES = {"profiling.vendor.launch", "core.processes"}
 LONGEST_MODULE = 400
 LONGEST_FUNCTION = 80
@@ -187,6 +198,24 @@ def test_one_module_reads_run_folders() -> None:
 
 def test_two_modules_start_processes() -> None:
     assert {module for module in MODULES if "subprocess" in imports(module)} == START_PROCESSES
+
+
+def _writes(module: str) -> Iterator[str]:
+    """Yield the calls that write, move or remove files."""
+    for node in nodes(MODULES[module]):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        owner = getattr(getattr(node.func, "value", None), "id", "")
+        modes = [word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+        changes = name in WRITES or (owner in ("os", "shutil") and name in WRITES_OF_MODULES)
+        if changes or (name == "open" and any(re.fullmatch(r"[rbt+]*[wax][rbt+]*", mode) for mode in modes)):
+            yield f"{module}:{node.lineno} {name}"
+
+
+def test_one_module_writes_files() -> None:
+    found = [call for module in MODULES if room_of(module) != "runners" and module not in WRITE_FILES for call in _writes(module)]
+    assert found == []
 
 
 def test_nothing_copies_the_process() -> None:

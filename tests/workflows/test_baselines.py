@@ -1,6 +1,7 @@
 """Names for runs: what may be a name, what it points to, what happens when that is gone."""
 
 import json
+import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from builders import clean_timings, manifest
+from command import HANG_S
 from llm_perf_opt.cli.app import app
-from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core import file_lock
+from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
+from llm_perf_opt.core.file_lock import locked
 from llm_perf_opt.core.records import SCHEMA, Manifest
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.compare import Baselines
@@ -113,3 +117,41 @@ def test_one_damaged_run_is_no_baseline(tmp_path: Path) -> None:
     assert isinstance(done.exception, ParseError)
     assert "repeat 1 has 2 decode steps" in done.exception.fact
     assert list(Baselines(tmp_path / "runs").read()) == ["main"]
+
+
+def test_baselines_that_several_processes_set_are_all_kept(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.write_manifest(manifest())
+    runs = tmp_path / "runs"
+
+    def set_some(writer: int) -> None:
+        for number in range(25):
+            Baselines(runs).set(f"b{writer}-{number}", [run.path])
+
+    processes = [multiprocessing.get_context("fork").Process(target=set_some, args=(writer,)) for writer in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(HANG_S)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert len(Baselines(runs).read()) == 100
+
+
+def test_a_baseline_is_not_set_while_its_file_cannot_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.write_manifest(manifest())
+    Baselines(tmp_path).set("first", [run.path])
+    monkeypatch.setattr(file_lock, "_PATIENCE_S", 0.0)
+    with locked(tmp_path, tmp_path / ".baselines.json.lock", 0) as held:
+        assert held
+        child = multiprocessing.get_context("fork").Process(target=_is_refused, args=(tmp_path, run.path))
+        child.start()
+        child.join(HANG_S)
+    assert child.exitcode == 0
+    assert list(Baselines(tmp_path).read()) == ["first"]
+
+
+def _is_refused(runs: Path, run: Path) -> None:
+    for change in (lambda: Baselines(runs).set("second", [run]), lambda: Baselines(runs).remove("first")):
+        with pytest.raises(ResourceError, match="lock"):
+            change()

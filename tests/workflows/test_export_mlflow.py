@@ -73,8 +73,7 @@ def test_an_impossible_figure_is_not_exported(tmp_path: Path) -> None:
 
 def test_damaged_and_other_runs_are_refused_and_links_left_out(tmp_path: Path) -> None:
     folder = made_run(tmp_path / "run")
-    (tmp_path / "secret").write_text("x")
-    folder.page_file.symlink_to(tmp_path / "secret")
+    folder.page_file.symlink_to("run.json")
     assert [file.name for file in read_exported(folder.path).files] == ["run.json"]
     folder.write_manifest(replace(folder.manifest(), kind="serving"))
     with pytest.raises(ConfigError, match="under load"):

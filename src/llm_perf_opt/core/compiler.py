@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from llm_perf_opt.core.inside import write
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.processes import ask
 
@@ -50,7 +51,7 @@ def compiler_problem() -> str:
 def _problem(compiler: str, include: str) -> str:
     with tempfile.TemporaryDirectory(prefix="llm-perf-") as folder:
         source = Path(folder) / "program.cpp"
-        source.write_text(_PROGRAM)
+        write(Path(folder), source, _PROGRAM.encode())
         if ask([compiler, "-fsyntax-only", "-std=c++17", f"-I{include}", str(source)], 60.0) is not None:
             return ""
     headers = (Path(include) / "Python.h").exists()

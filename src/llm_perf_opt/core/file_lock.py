@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +11,11 @@ from pathlib import Path
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.inside import open_lock
 
-_POLL_S = 0.1
+_POLL_S = 0.02
 
 
+_THREADS = threading.Lock()
+"""The locks of files are between processes only."""
 _PATIENCE_S = 60.0
 """How long to wait for others that change a file; each takes milliseconds."""
 
@@ -23,7 +26,7 @@ def changing(root: Path, path: Path) -> Iterator[None]:
 
     Raise a ResourceError if that is impossible: a change by another process could be lost.
     """
-    with locked(root, path.with_name(f".{path.name}.lock"), _PATIENCE_S) as held:
+    with _THREADS, locked(root, path.with_name(f".{path.name}.lock"), _PATIENCE_S) as held:
         if not held:
             raise ResourceError(
                 f"{path} cannot be changed: the lock .{path.name}.lock next to it was not obtained within {_PATIENCE_S:.0f} s.",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.core.user_files import entries_below, open_ordinary
 
 PRIVATE, SHARED = 0o600, 0o666
 """The permissions of a new file: its owner alone, or what the umask of the process leaves."""
@@ -55,6 +55,13 @@ def _outside(root: Path, path: Path, real: Path) -> OutsideError:
         if place.is_relative_to(home) and place.is_symlink() and not place.resolve().is_relative_to(home.resolve()):
             return OutsideError(f"{place} is a link that leads out of {home}, to {place.resolve()}.", _REMEDY)
     return OutsideError(f"{real} is not inside {home}.", "Give a path inside this folder.")
+
+
+def check_links(folder: Path) -> None:
+    """Raise an OutsideError for a link in a folder of someone else, some levels deep, that leads out of the folder."""
+    for entry in entries_below(folder):
+        if entry.is_symlink():
+            followed(folder, Path(entry.path))
 
 
 def root_of(folder: Path) -> Path:

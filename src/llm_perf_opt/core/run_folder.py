@@ -13,7 +13,7 @@ import msgspec
 
 from llm_perf_opt.core.errors import ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.core.file_lock import folder_lock
-from llm_perf_opt.core.inside import PRIVATE, SHARED, disk_error, make_folder, new_folder, root_of, write
+from llm_perf_opt.core.inside import PRIVATE, SHARED, check_links, disk_error, make_folder, new_folder, root_of, write
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
 from llm_perf_opt.core.user_files import TooLargeError, check_folder, present, read_text, read_unpacked
 from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_plain
@@ -181,6 +181,7 @@ class RunFolder(OwnFolder):
         if not there(path, "Give the folder that `llm-perf run` printed.").is_dir():
             raise ParseError(f"{path} is not a folder.", "Give the folder that `llm-perf run` printed.")
         check_folder(path)
+        check_links(path)
         if not (path / "run.json").is_file():
             raise ParseError(f"{path} is not a run: it has no run.json.", "Give the folder that `llm-perf run` printed.")
         folder = cls(path.resolve())

@@ -49,7 +49,7 @@ def check_ordinary(path: Path) -> None:
 
 def check_folder(folder: Path) -> None:
     """Check everything in a folder, some levels deep. Sockets are allowed: opening one does not block."""
-    for entry in _entries(folder, _DEEPEST, [_MOST_ENTRIES]):
+    for entry in entries_below(folder):
         if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
             path = Path(entry.path)
             try:
@@ -168,6 +168,11 @@ def _check(path: Path, mode: int) -> None:
         raise SpecialFileError(
             f"{path} is not a regular file: it is {what}.", "Copy its content to a file on disk and give that."
         )
+
+
+def entries_below(folder: Path) -> Iterator["os.DirEntry[str]"]:
+    """Yield what is in a folder, some levels deep, without following links."""
+    return _entries(folder, _DEEPEST, [_MOST_ENTRIES])
 
 
 def _entries(folder: Path, depth: int, left: list[int]) -> Iterator["os.DirEntry[str]"]:

@@ -72,7 +72,6 @@ def compress_file(run: RunFolder, path: Path) -> int:
         if packed >= size or size > max(RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * packed):  # readers refuse such a ratio
             remove(run.path, partial)
             return 0
-        partial.chmod(stat.S_IMODE(before.st_mode))
         os.utime(partial, ns=(before.st_atime_ns, before.st_mtime_ns))
         move(run.path, partial, target)
         remove(run.path, path)
@@ -88,6 +87,7 @@ def _pack(run: RunFolder, path: Path, partial: Path) -> tuple[int, int]:
     """Write the compressed form, and return size and checksum of the original."""
     size = checksum = 0
     with open_ordinary(path) as source, open_new(run.path, partial) as raw:
+        os.fchmod(raw.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
         with gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=raw, mtime=0) as out:
             while piece := source.read(_CHUNK_BYTES):
                 size, checksum = size + len(piece), zlib.crc32(piece, checksum)

@@ -107,7 +107,8 @@ def carry_out(folder: Path, steps: Sequence[Step], report: Callable[[Step], None
             if step.action == "keep":
                 continue
             try:
-                freed = _remove(folder, step) if step.action == "remove" else _compress(Path(step.path))
+                path = inside(root_of(folder), Path(step.path))
+                freed = _remove(folder, path, step) if step.action == "remove" else _compress(path)
             except (LlmPerfError, OSError) as error:
                 failed.append(f"{step.path}: {_fact(error)}")
                 continue
@@ -301,10 +302,9 @@ def _locked(path: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def _remove(folder: Path, step: Step) -> int:
-    """Rename the folder, so that it disappears at once, then remove it. Return the bytes that this freed."""
+def _remove(folder: Path, path: Path, step: Step) -> int:
+    """Rename a run in the folder, so that it disappears at once, then remove it. Return the bytes that this freed."""
     root = root_of(folder)
-    path = inside(root, Path(step.path))
     if path.is_symlink():
         raise ConfigError(f"{path} is a link, and no longer a run.")
     size = kept_bytes(path)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, file_error
+from llm_perf_opt.core.inside import check_links
 from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import OwnFolder, RunFolder, encoded, read_record, there
 from llm_perf_opt.core.run_status import status_of
@@ -80,6 +81,7 @@ class SweepFolder(OwnFolder):
         """Open a sweep. Raise ParseError if the folder is not a sweep."""
         remedy = "Give the folder that `llm-perf run -m` printed."
         check_folder(path)
+        check_links(path)
         if not is_sweep(there(path, remedy)):
             raise ParseError(f"{path} is not a sweep: it has no sweep.json.", remedy)
         return cls(path.resolve())
