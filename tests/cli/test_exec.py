@@ -371,3 +371,19 @@ def test_operators_of_a_python_program(without_tools: Path) -> None:
     rows = {row["name"]: row for row in csv.DictReader(io.StringIO((run / "ops.csv").read_text()))}
     assert (rows["aten::mm"]["calls"], rows["aten::mm"]["flops"]) == ("3", str(3 * 2 * 4 * 8 * 16))
     assert "aten::mm" in (run / "operators.md").read_text()
+
+
+def test_what_holds_arguments_or_output_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Folders and tables follow the umask, so that others can be given access."""
+    before = os.umask(0o002)
+    try:
+        code = "import torch, sys; print(sys.argv[1]); torch.ones(2) + 1"
+        done = llm_perf(tmp_path, "exec", "--passes", "program,torch", "--", sys.executable, "-c", code, "plant" + "ed-word")
+    finally:
+        os.umask(before)
+    assert done.returncode == 0, done.stderr
+    run, _ = only_run(tmp_path)
+    holding = {path for path in run.rglob("*") if path.is_file() and b"planted-word" in path.read_bytes()}
+    assert {path.name for path in holding} >= {"run.json", "cmd.txt", "log.txt"}
+    assert {path.relative_to(run): oct(path.stat().st_mode & 0o777) for path in holding if path.stat().st_mode & 0o077} == {}
+    assert {path.stat().st_mode & 0o777 for path in (run, *run.rglob("*")) if path.is_dir()} == {0o775}

@@ -58,7 +58,7 @@ WAYS: dict[str, Callable[[Path, Path], object]] = {
     "copy": lambda root, path: inside.copy(root, root / "real" / "file", path),
     "share": lambda root, path: inside.share(root, root / "real" / "file", path),
     "link": lambda root, path: inside.link(root, path.with_name("new"), root),
-    "restrict": lambda root, path: inside.restrict(root, path.parent),
+    "restrict": lambda root, path: inside.restrict(root, path.parent, bool),
 }
 
 
@@ -155,7 +155,7 @@ def test_private_files_are_for_their_owner_and_folders_follow_the_umask(tmp_path
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
     assert modes == {"a": 0o775, "private": 0o600, "shared": 0o664, "log": 0o600}
-    inside.restrict(tmp_path, tmp_path / "a")
+    inside.restrict(tmp_path, tmp_path / "a", lambda path: path.name == "shared")
     assert stat.S_IMODE((tmp_path / "a" / "shared").stat().st_mode) == 0o600
 
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -192,13 +193,13 @@ def link(root: Path, path: Path, target: Path) -> None:
     inside(root, path).symlink_to(target)
 
 
-def restrict(root: Path, folder: Path) -> None:
-    """Make every file in a folder readable by its owner alone. Links are left as they are."""
+def restrict(root: Path, folder: Path, chosen: Callable[[Path], bool]) -> None:
+    """Make the chosen files in a folder readable by their owner alone. Links are left as they are."""
     for place, _, names in os.walk(followed(root, folder)):
-        for name in names:
+        for path in (Path(place, name) for name in names):
             with suppress(OSError):  # removed in the meantime, or of another user
-                if not Path(place, name).is_symlink():
-                    Path(place, name).chmod(PRIVATE)
+                if chosen(path) and not path.is_symlink():
+                    path.chmod(PRIVATE)
 
 
 def disk_error(error: OSError, path: Path, elsewhere: str = "") -> LlmPerfError:

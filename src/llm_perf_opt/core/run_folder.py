@@ -13,9 +13,9 @@ import msgspec
 
 from llm_perf_opt.core.errors import ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.core.file_lock import folder_lock
-from llm_perf_opt.core.inside import PRIVATE, SHARED, check_links, disk_error, make_folder, new_folder, root_of, write
+from llm_perf_opt.core.inside import PRIVATE, SHARED, check_links, disk_error, make_folder, new_folder, restrict, root_of, write
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
-from llm_perf_opt.core.user_files import TooLargeError, check_folder, present, read_text, read_unpacked
+from llm_perf_opt.core.user_files import COMPRESSED, TooLargeError, check_folder, present, read_text, read_unpacked
 from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_plain
 
 R = TypeVar("R")
@@ -39,19 +39,13 @@ _COMPRESSIBLE = (
 )
 _PRIVATE_FILES = frozenset(
     {
-        "run.json",
-        "config.yaml",
-        "env.json",
-        "inputs.yaml",
-        "inputs.json",
-        "tokens.json",
-        "cmd.txt",
-        "log.txt",
-        "plan.json",
-        "sweep.json",
+        *("run.json", "config.yaml", "env.json", "inputs.yaml", "report.md", "report.html", "cmd.txt", "log.txt"),
+        *("inputs.json", "tokens.json", "logits.npz", "server.json", "program.json", "run.sqlite"),
+        *("sweep.json", "plan.json", "sweep.md", "sweep.html", "tune.json", "tune.md", "tune.html", "result.json"),
     }
 )
-"""Files with prompts, outputs, arguments or logs: only their owner may read them."""
+_PRIVATE_ENDINGS = (".log", ".nsys-rep", ".ncu-rep", ".qdstrm")
+"""Files with prompts, outputs, arguments or logs: only their owner may read them. So it is for all files of a load generator."""
 _ELSEWHERE = ", or choose another folder: hydra.run.dir=DIR for a run or a sweep, --out DIR for exec, serve and import"
 _TOOL_REPORTS = (".nsys-rep", ".ncu-rep")
 
@@ -279,6 +273,8 @@ class RunFolder(OwnFolder):
         if manifest.pass_named(entry.name) is None:
             others.append(entry)
         self.write_manifest(replace(manifest, passes=tuple(others)))
+        if entry.status not in ("pending", "started"):  # tools and generators create files as they like
+            restrict(self.path, self.raw(entry.name), lambda path: mode_of(path) == PRIVATE)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -305,7 +301,9 @@ def write_whole(root: Path, path: Path, content: bytes) -> None:
 
 def mode_of(path: Path) -> int:
     """Return the permissions of a new file of a run."""
-    return PRIVATE if path.name in _PRIVATE_FILES else SHARED
+    name = path.name.removesuffix(COMPRESSED)
+    private = name in _PRIVATE_FILES or name.endswith(_PRIVATE_ENDINGS) or path.parent.name.startswith(LOAD_PREFIX)
+    return PRIVATE if private else SHARED
 
 
 def write_record(root: Path, path: Path, record: Any) -> None:
