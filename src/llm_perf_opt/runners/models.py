@@ -1,6 +1,7 @@
 """Build the model of a run on its device and in its dtype; reject it first if it does not fit."""
 
 import difflib
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -115,9 +116,18 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
         found: PretrainedConfig = AutoConfig.from_pretrained(
             str(folder), trust_remote_code=model.trust_remote_code, local_files_only=True
         )
-        return found
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         raise _load_error(model, error) from error
+    _check_kernels(model, found)
+    return found
+
+
+def _check_kernels(model: ModelConfig, found: "PretrainedConfig") -> None:
+    """Raise if the folder names attention kernels of a repository: transformers would fetch and load them."""
+    named = getattr(found, "_attn_implementation", None)
+    if isinstance(named, str) and re.search(r"[/:\\]", named) and not model.trust_remote_code:
+        fact = f"{model.path}/config.json names kernels that are code: attn_implementation={named}."
+        raise ConfigError(fact, "Remove it there; if you trust them, pass model.trust_remote_code=true.")
 
 
 def _check_fields(made: "PretrainedConfig", fields: dict[str, Any]) -> None:
