@@ -33,6 +33,7 @@ CODE: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("model", {"architecture": {"attn_implementation": "a/b"}}, "model.architecture.attn_implementation=a/b"),
     ("runtime", {"attn_implementation": "someone/kernels"}, "runtime.attn_implementation=someone/kernels"),
+    ("runtime", {"type": "./runner.py:RUNTIME"}, "runtime.type="),
     ("runtime", {"type": "vllm", "engine": {"worker_cls": "evil.Worker"}}, "runtime.engine.worker_cls=evil.Worker"),
     ("runtime", {"type": "vllm", "engine": {"load_format": "pt"}}, "runtime.engine.load_format=pt"),
     ("runtime", {"type": "vllm", "engine": {"quantization": "evil"}}, "runtime.engine.quantization=evil"),
@@ -107,7 +108,7 @@ def test_an_option_that_can_run_code_is_refused_with_what_to_type(
 @pytest.mark.parametrize(("group", "values", "typed"), CODE, ids=[typed for _, _, typed in CODE])
 def test_so_it_is_in_the_configuration_of_a_project(project: Path, group: str, values: dict[str, Any], typed: str) -> None:
     kind = values.get("type")
-    defaults = [{group: kind}, "_self_"] if kind else ["_self_"]
+    defaults = [{group: kind}, "_self_"] if kind in ("vllm", "tensorrtllm", "slurm", "ray") else ["_self_"]
     write(project / "conf" / "config.yaml", {"defaults": defaults, group: values})
     error = refused([])
     assert "conf/config.yaml" in error.fact

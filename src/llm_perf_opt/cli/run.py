@@ -77,7 +77,7 @@ def run(
         raise ConfigError("--plan writes the plan of a new sweep.", "Use `llm-perf run -m --plan KEY=A,B …`.")
     with graceful_exit():
         if point:
-            _refuse_with_point(multirun=multirun, resume=resume, config_dir=config_dir, dry_run=dry_run)
+            _refuse_with_point(given, multirun=multirun, resume=resume, config_dir=config_dir, dry_run=dry_run)
             _point(*point, given, quiet=quiet, as_json=as_json)
         elif multirun or resume:
             _sweep(given, config_dir, resume, plan=plan, dry_run=dry_run, quiet=quiet, as_json=as_json)
@@ -171,9 +171,12 @@ def _with_images(
         return folder, analysis, Missing("interrupted"), unreported(stopped, folder.path, error)
 
 
-def _refuse_with_point(**options: object) -> None:
-    """Reject what a point does not take: the sweep has its settings."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+def _refuse_with_point(overrides: list[str], **options: object) -> None:
+    """Reject what a point does not take: the sweep has its settings. Those that can run code are typed all the same."""
+    from llm_perf_opt.config.code_settings import may_run_code
+
+    given = [text for text in overrides if not may_run_code(text)]
+    given += [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
     if given:
         raise ConfigError(f"--point uses the settings of the sweep; it does not take {given[0]}.", "Use --point SWEEP N alone.")
 

@@ -101,7 +101,7 @@ def tune(
         folder, code = _folder(words, options, config_dir, progress, resume=resume, budget=budget)
         print(f"search: {folder.path}", file=sys.stderr)
         try:
-            _search(folder, progress, code, resumed=resume, quiet=quiet, as_json=as_json)
+            _search(folder, progress, code, quiet=quiet, as_json=as_json)
         finally:
             folder.close()
 
@@ -138,7 +138,7 @@ def _folder(
     return work.begin(base, options, command_line(), fresh=True, spent_s=seconds, code=code), code
 
 
-def _search(folder: "TuneFolder", progress: "Listener", code: list[str], *, resumed: bool, quiet: bool, as_json: bool) -> None:
+def _search(folder: "TuneFolder", progress: "Listener", code: list[str], *, quiet: bool, as_json: bool) -> None:
     from llm_perf_opt.analysis.tuning.records import tune_json
     from llm_perf_opt.report.terminal import render_text
     from llm_perf_opt.report.tune import step_line, tune_document
@@ -148,7 +148,7 @@ def _search(folder: "TuneFolder", progress: "Listener", code: list[str], *, resu
         if not quiet:
             print(step_line(step), file=sys.stderr)
 
-    found, interrupted = search(folder, progress, on_step=show, code=code, typed_levers=not resumed)
+    found, interrupted = search(folder, progress, on_step=show, code=code)
     if as_json:
         print_json(tune_json(found))
     else:

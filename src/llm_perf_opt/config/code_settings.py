@@ -15,7 +15,7 @@ from typing import Any
 
 from llm_perf_opt.config.hydra_composition import SEE_HELP, first_sentence, quoted
 from llm_perf_opt.config.launchers import LAUNCHER, SCHEDULER_WORDS
-from llm_perf_opt.config.runtimes import known_runtimes, traits_of
+from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import FROM_FILES, FromFiles, LauncherConfig, RunConfig
 from llm_perf_opt.core.errors import ConfigError
 
@@ -179,8 +179,6 @@ def _is_harmless(permitted: FromFiles, name: str, value: Any, words: Mapping[str
         return value is False
     if permitted == "word":
         return isinstance(value, str) and _WORD.fullmatch(value) is not None
-    if permitted == "built-in":
-        return all(not entry.provided_by for entry in known_runtimes() if entry.name == value)
     if permitted == "switches":
         return all(_OPTION.fullmatch(str(word)) for word in (value if isinstance(value, list) else str(value).split()))
     if permitted == "shape":

@@ -40,11 +40,11 @@ def canonical_dtype(name: str) -> str:
 
 PYTORCH = "pytorch"
 
-FromFiles = Literal["nothing", "word", "built-in", "switches", "figures", "shape"]
+FromFiles = Literal["nothing", "word", "switches", "figures", "shape"]
 FROM_FILES = "from_files"
 """In the metadata of a setting that can run code: what a file may set it to. Anything else is typed on the command line.
 
-nothing: it stays unset · word: a name without a path · built-in: a runtime of llm-perf · switches: options without a text ·
+nothing: it stays unset · word: a name without a path · switches: options without a text ·
 figures: numbers, switches and the words that its owner declares · shape: no path, repository or object in Python.
 """
 
@@ -111,7 +111,7 @@ class DatasetConfig:
 class RuntimeConfig:
     """How the model is run and repeated."""
 
-    type: str = field(metadata=_marked("built-in"))
+    type: str = field(metadata=_marked("word"))
     """The name of a runtime; `llm-perf options` lists them."""
     batch_size: int
     prompt_tokens: int

@@ -200,17 +200,16 @@ def tune(
     clock: Clock = time.monotonic,
     on_step: Callable[[Step], None] = lambda _: None,
     code: Sequence[str] = (),
-    typed_levers: bool = False,
 ) -> tuple[TuneResult, LlmPerfError | None]:
     """Run or resume a search, and write its pages. Return the result and the interruption that ended it, if one did.
 
-    `code`: settings of the base and of levers that can run code, as typed. `typed_levers`: the levers were just typed.
+    `code`: settings of the base and of levers that can run code, as typed.
     """
     state = folder.read()
     run = RunReader.open(Path(state.base))
     values, again = run.settings, resume_command(state.base)
     here = runs is None
-    allowed = allowed_code(run, state.options, code, again, typed_levers=typed_levers)
+    allowed = allowed_code(run, state.options, code, again, typed_levers=folder.begun_here)
     captured = CapturedRuns(folder.path, run, listener, allowed)
     captured.logits = state.options.logits
     runs = runs or captured

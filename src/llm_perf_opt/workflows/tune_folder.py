@@ -93,6 +93,8 @@ class TuneFolder:
         self.path = path
         self._lock = self._locked()
         self._state: TuneState | None = None
+        self.begun_here = False
+        """Whether this process began the search, so that its options were typed."""
 
     @classmethod
     def create(cls, base: Path, state: TuneState) -> "TuneFolder":
@@ -100,6 +102,7 @@ class TuneFolder:
         path = RunFolder.create(base.with_name(base.name + SUFFIX)).path
         made = cls(path)
         made.write(state)
+        made.begun_here = True
         return made
 
     @classmethod
