@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from llm_perf_opt.config.hydra_composition import SEE_HELP, first_sentence, quoted
 from llm_perf_opt.config.launchers import LAUNCHER, SCHEDULER_WORDS
@@ -26,6 +26,13 @@ _OPTION = re.compile(r"--[a-z0-9][a-z0-9-]*(=(\d[\d.]*|true|false|yes|no|none))?
 _WORD = re.compile(r"[A-Za-z0-9_.+-]*")
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")
 _NAMED = 3
+
+
+class _File(Protocol):
+    @property
+    def path(self) -> Any: ...
+    @property
+    def keys(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,13 @@ def not_typed(values: Mapping[str, Any], overrides: Iterable[str]) -> list[CodeS
     launcher = values.get(LAUNCHER)
     found = (*code_settings(values), *launcher_settings(launcher if isinstance(launcher, Mapping) else {}))
     return [one for one in found if one.key not in keys]
+
+
+def refuse_in_files(values: Mapping[str, Any], files: Sequence[_File], overrides: Iterable[str]) -> None:
+    """Raise a ConfigError that names the file if one of them, and not an override, sets what can run code."""
+    for one in not_typed(values, overrides):
+        setting = [str(file.path) for file in files if any(f"{one.key}.".startswith(f"{key}.") for key in file.keys)]
+        refuse([one], setting[0] if setting else "A project file", " ".join)
 
 
 def refuse_code(config: RunConfig, allowed: Collection[CodeSetting]) -> None:

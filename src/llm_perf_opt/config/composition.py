@@ -28,7 +28,7 @@ from llm_perf_opt.config.choices import (
     searched_folders,
     unread_files,
 )
-from llm_perf_opt.config.code_settings import CodeSetting, Stored, code_settings, not_typed, refuse
+from llm_perf_opt.config.code_settings import CodeSetting, Stored, code_settings, not_typed, refuse_in_files
 from llm_perf_opt.config.guide_keys import ON_THE_COMMAND_LINE, RUN_DIR, answer_keys, is_answered
 from llm_perf_opt.config.hydra_composition import (
     SEE_HELP,
@@ -85,7 +85,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None, stored: St
     if "dataset.root" not in given and isinstance(root := (plain.get("dataset") or {}).get("root"), str):
         plain["dataset"]["root"] = _root_of_option(root, found.choices.get("dataset", ""), searched)
     _check_own_keys(found.files)
-    _refuse_code(plain, found.files, checked, stored)
+    refuse_in_files(plain, found.files, checked) if stored is None else stored.allowed(not_typed(plain, ()))
     notes = [note for file in found.files for note in file.notes]
     notes += [*answer_keys(plain, found.files, given, found.run_dir), *_unread(searched, found.files)]
     notes += unused_settings(plain.get("profiling"), given)
@@ -145,16 +145,6 @@ def _unread(searched: Sequence[Path], own: "Sequence[OwnFile]") -> list[str]:
     names = ", ".join(map(str, found[:_MOST_NAMED])) + (f" and {len(found) - _MOST_NAMED} more" * (len(found) > _MOST_NAMED))
     places = ", ".join(f"{group}/" for group in (*GROUPS, METRICS))
     return [f"Not read: {names}. Options are files in {places}; move settings of a runner or of torch.profiler to profiling/."]
-
-
-def _refuse_code(values: Mapping[str, Any], own: "Sequence[OwnFile]", typed: Sequence[str], stored: Stored | None) -> None:
-    """Raise a ConfigError if a file, and not the command line, sets what can run code."""
-    if stored is not None:
-        stored.allowed(not_typed(values, ()))
-        return
-    for one in not_typed(values, typed):
-        files = [str(file.path) for file in own if any(f"{one.key}.".startswith(f"{key}.") for key in file.keys)]
-        refuse([one], files[0] if files else "A project file", " ".join)
 
 
 def _project(found: HydraResult, given: frozenset[str], notes: Sequence[str]) -> dict[str, Any]:
