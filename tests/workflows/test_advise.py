@@ -326,3 +326,53 @@ def test_nothing_is_learned_from_a_trial_on_a_busy_machine(
     assert [(trial.before_ns, trial.after_ns) for trial in found.trials] == [(10 * MS, 6 * MS)]
     points, _ = read_calibration(timings.model.device_name)
     assert len(points) == kept
+
+
+TRUST = "model.trust_remote_code=true"
+
+
+def stored(folder: Path, **model: Any) -> RunReader:
+    """Return a run with a configuration of somebody else, and complete times."""
+    config = default_config()
+    config = replace(config, model=replace(config.model, **model))
+    made = RunFolder.create(folder)
+    made.config_file.write_text(config_to_yaml(config))
+    made.write_manifest(manifest())
+    return RunReader(made)
+
+
+def test_the_code_of_a_run_is_not_allowed_by_its_own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored(tmp_path / "run", source="pretrained", path="theirs", architecture={}, trust_remote_code=True)
+    started: list[Composed] = []
+
+    def captured(composed: Composed, *_: Any) -> Any:
+        started.append(composed)
+        raise ResourceError("It was started.", "")
+
+    monkeypatch.setattr(advise, "captured_run", captured)
+    analysis = run_analysis()
+    with pytest.raises(ConfigError) as caught:
+        verify(run, analysis, [finding()], ["llm-perf"], QuietProgress(), remeasure=True)
+    assert f"{tmp_path}/run/config.yaml sets {TRUST}" in caught.value.fact
+    assert f"`llm-perf advise {tmp_path}/run --verify {TRUST}`" in caught.value.remedy
+    assert not started
+    monkeypatch.setattr(advise, "require_same_device", lambda *_: None)
+    with pytest.raises(ResourceError, match="It was started"):
+        verify(run, analysis, [finding()], ["llm-perf"], QuietProgress(), remeasure=True, code=[TRUST])
+    assert [str(one) for one in started[0].code] == [TRUST]
+
+
+@pytest.mark.parametrize("override", [TRUST, "runtime.attn_implementation=someone/kernels"])
+def test_nor_by_a_change_that_it_proposes(tmp_path: Path, override: str) -> None:
+    run = stored(tmp_path / "run")
+    with pytest.raises(ConfigError) as caught:
+        verify(run, run_analysis(), [finding(overrides=[override])], ["llm-perf"], QuietProgress())
+    assert override in caught.value.fact
+    with pytest.raises(ConfigError, match=r"does not take runtime\.batch_size=2"):
+        verify(run, run_analysis(), [finding()], ["llm-perf"], QuietProgress(), code=["runtime.batch_size=2"])
+
+
+def test_what_is_typed_for_a_verification_needs_one(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["advise", str(tmp_path), TRUST])
+    assert isinstance(result.exception, ConfigError)
+    assert "--verify" in result.exception.fact

@@ -14,8 +14,9 @@ from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError, LlmPerfError
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.clusters.job import become_point
-from llm_perf_opt.workflows.sweep import begin_sweep, gpus_of_points, launcher_of, plan_sweep, run_planned, with_launcher
+from llm_perf_opt.workflows.sweep import begin_sweep, plan_sweep, run_planned
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
+from llm_perf_opt.workflows.sweep_plan import gpus_of_points, launcher_of, with_launcher
 from writing import write_record
 
 

@@ -766,3 +766,39 @@ def test_an_objective_that_cannot_be_measured_is_refused(tmp_path: Path, values:
     with pytest.raises(ConfigError, match="energy cannot be measured here: not sampled"):
         tune(folder, QuietProgress(), runs=runs, clock=runs.clock)
     folder.close()
+
+
+TRUST = "model.trust_remote_code=true"
+
+
+def trusting(base: Base) -> Path:
+    """Let the configuration of a base allow the code of its model."""
+    file = base[0] / "config.yaml"
+    text = file.read_text()
+    assert "trust_remote_code: false" in text
+    file.write_text(text.replace("trust_remote_code: false", "trust_remote_code: true"))
+    return file
+
+
+def test_the_code_of_a_base_is_not_allowed_by_its_own_configuration(base: Base) -> None:
+    file = trusting(base)
+    with pytest.raises(ConfigError) as caught:
+        begin(base[0], TuneOptions(), ["llm-perf", "tune"])
+    assert f"{file} sets {TRUST}" in caught.value.fact
+    assert f"`llm-perf tune {base[0]} {TRUST}`" in caught.value.remedy
+    begin(base[0], TuneOptions(), ["llm-perf", "tune"], code=[TRUST]).close()
+    again = resume(base[0], None)
+    with pytest.raises(ConfigError) as caught:
+        tune(again, QuietProgress())
+    assert f"`llm-perf tune {base[0]} --resume {TRUST}`" in caught.value.remedy
+    again.close()
+
+
+def test_nor_are_levers_that_the_folder_of_a_search_has(base: Base) -> None:
+    lever = "runtime.engine.quantization=evil.plugin,fp16"
+    begin(base[0], TuneOptions(levers=(lever,)), ["llm-perf", "tune"]).close()  # typed here
+    again = resume(base[0], None)
+    with pytest.raises(ConfigError) as caught:
+        tune(again, QuietProgress())
+    assert "tune.json sets runtime.engine.quantization=evil.plugin" in caught.value.fact
+    again.close()

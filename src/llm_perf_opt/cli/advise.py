@@ -13,6 +13,13 @@ from llm_perf_opt.cli.signals import graceful_exit
 
 def advise(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete_run)],
+    code: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="With --verify: the settings of the run that can run code, such as model.trust_remote_code=true, to allow them.",
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Try the findings that are configuration changes, one at a time, on this machine.")
     ] = False,
@@ -35,6 +42,8 @@ def advise(
     from llm_perf_opt.workflows.advise import findings_of, to_try
     from llm_perf_opt.workflows.advise import verify as try_findings
 
+    if code and not verify:
+        raise ConfigError(f"{code[0]} has no effect without --verify.", "Add --verify.")
     if remeasure and not verify:
         raise ConfigError("--remeasure has no effect without --verify.", "Add --verify.")
     run, analysis, findings = findings_of(run_folder)
@@ -57,7 +66,9 @@ def advise(
         return
     with graceful_exit():
         with progress_for(quiet) as progress:
-            found, interrupted = try_findings(run, analysis, chosen, command_line(), progress, remeasure=remeasure)
+            found, interrupted = try_findings(
+                run, analysis, chosen, command_line(), progress, remeasure=remeasure, code=code or ()
+            )
         if as_json:
             print_json({"run": str(run.folder.path), "findings": findings, "verification": verification_json(found)})
         else:

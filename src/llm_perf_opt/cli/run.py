@@ -78,7 +78,7 @@ def run(
     with graceful_exit():
         if point:
             _refuse_with_point(given, multirun=multirun, resume=resume, config_dir=config_dir, dry_run=dry_run)
-            _point(*point, quiet=quiet, as_json=as_json)
+            _point(*point, given, quiet=quiet, as_json=as_json)
         elif multirun or resume:
             _sweep(given, config_dir, resume, plan=plan, dry_run=dry_run, quiet=quiet, as_json=as_json)
         else:
@@ -172,14 +172,17 @@ def _with_images(
 
 
 def _refuse_with_point(overrides: list[str], **options: object) -> None:
-    """Reject what a point does not take: the sweep has its settings."""
-    given = [*overrides, *(f"--{name.replace('_', '-')}" for name, value in options.items() if value)]
+    """Reject what a point does not take: the sweep has its settings. Those that can run code are typed all the same."""
+    from llm_perf_opt.config.code_settings import may_run_code
+
+    given = [text for text in overrides if not may_run_code(text)]
+    given += [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
     if given:
         raise ConfigError(f"--point uses the settings of the sweep; it does not take {given[0]}.", "Use --point SWEEP N alone.")
 
 
-def _point(place: Path, number: int, *, quiet: bool, as_json: bool) -> None:
-    """Run one point of a sweep. Nothing but its own run folder is written."""
+def _point(place: Path, number: int, code: list[str], *, quiet: bool, as_json: bool) -> None:
+    """Run one point of a sweep. Nothing but its own run folder is written. `code`: its settings that can run code, as typed."""
     from llm_perf_opt.core.processes import end_with_launcher
     from llm_perf_opt.workflows.sweep import run_planned
     from llm_perf_opt.workflows.sweep_folder import SweepFolder
@@ -193,7 +196,7 @@ def _point(place: Path, number: int, *, quiet: bool, as_json: bool) -> None:
         ran.append(words)
         return report(composed, words)
 
-    error = run_planned(folder, number, run_one)
+    error = run_planned(folder, number, run_one, code)
     if not ran and error is None:
         print(f"Point {number} of {folder.path} is complete; nothing was run.", file=sys.stderr)
     raise_if(error)
@@ -219,8 +222,9 @@ def _reported(*, quiet: bool, as_json: bool, one: bool = False) -> "RunOne":
 def _sweep(
     overrides: list[str], config_dir: Path | None, resume: Path | None, *, plan: bool, dry_run: bool, quiet: bool, as_json: bool
 ) -> None:
-    from llm_perf_opt.workflows.sweep import begin_sweep, launcher_of, plan_sweep, with_launcher
+    from llm_perf_opt.workflows.sweep import begin_sweep, plan_sweep
     from llm_perf_opt.workflows.sweep_folder import SweepFolder, resume_hint
+    from llm_perf_opt.workflows.sweep_plan import code_words, launcher_of, with_launcher
 
     if resume and (dry_run or config_dir):
         raise ConfigError(
@@ -229,6 +233,7 @@ def _sweep(
     if resume:
         folder = SweepFolder.open(resume)
         folder.hold()
+        code = code_words(folder, overrides)
         launcher = with_launcher(folder, launcher_of(folder), overrides)
     else:
         planned = plan_sweep(overrides, config_dir, elsewhere=plan)
@@ -240,22 +245,24 @@ def _sweep(
             _require_launcher(planned.launcher)
         folder = begin_sweep(planned, command_line(), config_dir)
         if plan:
-            _print_plan_of_sweep(folder, as_json)
+            _print_plan_of_sweep(folder, planned.code, as_json)
             return
-        launcher = planned.launcher
+        launcher, code = planned.launcher, planned.code
     try:
-        _run_points(folder, launcher, resumed=resume is not None, quiet=quiet, as_json=as_json)
+        _run_points(folder, launcher, code, resumed=resume is not None, quiet=quiet, as_json=as_json)
     except KeyboardInterrupt as stopped:
         raise interrupted(stopped, resume_hint(folder)) from stopped
 
 
-def _run_points(folder: "SweepFolder", launcher: "LauncherConfig", *, resumed: bool, quiet: bool, as_json: bool) -> None:
+def _run_points(
+    folder: "SweepFolder", launcher: "LauncherConfig", code: list[str], *, resumed: bool, quiet: bool, as_json: bool
+) -> None:
     """Run the points that are left, write the page of the sweep and print where it is."""
     from llm_perf_opt.workflows.sweep import report_sweep, report_unreported, sweep_error
 
     for problem in report_unreported(folder) if resumed else ():
         print("warning:", problem, file=sys.stderr)
-    error = _launched(folder, launcher, _reported(quiet=quiet, as_json=as_json), quiet=quiet)
+    error = _launched(folder, launcher, code, _reported(quiet=quiet, as_json=as_json), quiet=quiet)
     try:
         _, found = report_sweep(folder.path)
         error = error or (sweep_error(found) if launcher.wait else None)
@@ -269,34 +276,38 @@ def _run_points(folder: "SweepFolder", launcher: "LauncherConfig", *, resumed: b
     raise_if(error)
 
 
-def _print_plan_of_sweep(folder: "SweepFolder", as_json: bool) -> None:
+def _print_plan_of_sweep(folder: "SweepFolder", code: list[str], as_json: bool) -> None:
     """Print the folder of a planned sweep, and how its points are run."""
     points = folder.points()
     if as_json:
         print_json({"sweep": str(folder.path), "points": points})
         return
     place = shlex.quote(str(folder.path))
-    print(f"sweep: {folder.path}\n# points: 0 to {len(points) - 1}; run one with: llm-perf run --point {place} N")
+    one = " ".join(["llm-perf run --point", place, "N", *map(shlex.quote, code)])
+    print(f"sweep: {folder.path}\n# points: 0 to {len(points) - 1}; run one with: {one}")
     print(f"# when they have ended: llm-perf report {place}")
 
 
-def _launched(folder: "SweepFolder", launcher: "LauncherConfig", run_one: "RunOne", *, quiet: bool) -> LlmPerfError | None:
+def _launched(
+    folder: "SweepFolder", launcher: "LauncherConfig", code: list[str], run_one: "RunOne", *, quiet: bool
+) -> LlmPerfError | None:
     """Run the points that are left where the launcher says."""
-    from llm_perf_opt.workflows.sweep import gpus_of_points, run_sweep
+    from llm_perf_opt.workflows.sweep import run_sweep
     from llm_perf_opt.workflows.sweep_folder import resume_command
+    from llm_perf_opt.workflows.sweep_plan import gpus_of_points
 
     def say(line: str) -> None:
         if not quiet:
             print(line, file=sys.stderr)
 
     if launcher.type == "local":
-        return run_sweep(folder, run_one)
+        return run_sweep(folder, run_one, code)
     from llm_perf_opt.workflows.clusters.ray_tasks import run_on_ray
     from llm_perf_opt.workflows.clusters.slurm import run_on_slurm
 
     submit = run_on_slurm if launcher.type == "slurm" else run_on_ray
     try:
-        return submit(folder, launcher, gpus_of_points(folder, launcher), say)
+        return submit(folder, launcher, gpus_of_points(folder, launcher, code), say, code)
     except LlmPerfError as error:
         again = resume_command(folder)
         if again in error.remedy:

@@ -12,7 +12,7 @@ from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.errors import Interrupted, unreported
 
 if TYPE_CHECKING:
-    from llm_perf_opt.config.schema import RunConfig
+    from llm_perf_opt.config.composition import Composed
     from llm_perf_opt.profiling.serving.request import ServingRequest
 
 
@@ -78,7 +78,7 @@ def serve(
     from llm_perf_opt.workflows.serving import report_serving
 
     composed = compose(overrides or [], config_dir)
-    prepared = check_serving(_request(options, composed.config))
+    prepared = check_serving(_request(options, composed))
     with graceful_exit():
         with progress_for(quiet) as progress:
             result = run_serving(prepared, place_of(prepared, composed, out), command_line(), progress)
@@ -89,7 +89,7 @@ def serve(
         raise_if(result.error)
 
 
-def _request(given: dict[str, Any], config: "RunConfig") -> "ServingRequest":
+def _request(given: dict[str, Any], composed: "Composed") -> "ServingRequest":
     """Return the options, by parameter name, as a request."""
     from llm_perf_opt.config.serving import parse_loads
     from llm_perf_opt.profiling.serving.request import ServingRequest
@@ -100,7 +100,8 @@ def _request(given: dict[str, Any], config: "RunConfig") -> "ServingRequest":
     )
     loads = [parse_loads(given[name], f"--{name}") if given[name] is not None else () for name in ("rates", "concurrency")]
     return ServingRequest(
-        config=config,
+        config=composed.config,
+        code=tuple(map(str, composed.code)),
         rates=loads[0],
         concurrency=loads[1],
         profiled=not given["no_profile"],

@@ -98,18 +98,20 @@ def tune(
     if resume and options != TuneOptions(budget_s=options.budget_s):
         raise ConfigError("--resume uses the options of the search.", "Only --budget may be given with it.")
     with graceful_exit(), progress_for(quiet) as progress:
-        folder = _folder(words, options, config_dir, progress, resume=resume, budget=budget)
+        folder, code = _folder(words, options, config_dir, progress, resume=resume, budget=budget)
         print(f"search: {folder.path}", file=sys.stderr)
         try:
-            _search(folder, progress, quiet=quiet, as_json=as_json)
+            _search(folder, progress, code, quiet=quiet, as_json=as_json)
         finally:
             folder.close()
 
 
 def _folder(
     words: list[str], options: "TuneOptions", config_dir: Path | None, progress: "Listener", *, resume: bool, budget: str | None
-) -> "TuneFolder":
-    """Return the folder of a new or a resumed search; settings are measured first."""
+) -> "tuple[TuneFolder, list[str]]":
+    """Return the folder of a new or a resumed search, and the settings that can run code, as typed; others are measured first."""
+    from llm_perf_opt.config.code_settings import may_run_code
+    from llm_perf_opt.config.composition import compose
     from llm_perf_opt.workflows import tune as work
     from llm_perf_opt.workflows.tune_options import check_options
 
@@ -117,24 +119,26 @@ def _folder(
     settings = not runs
     if len(runs) > 1:
         raise ConfigError(f"`tune` takes one run, but {len(runs)} were given: {', '.join(runs)}.", "Tune one after the other.")
-    if runs and len(words) > 1:
+    code = [word for word in words if word not in runs]
+    if runs and not all(map(may_run_code, code)):
         raise ConfigError(f"{runs[0]} is a run; its settings cannot be changed here.", "Give a run alone, or settings alone.")
     if config_dir is not None and not settings:
         raise ConfigError("--config-dir has no effect on a run, which has its own configuration.", "Leave it out.")
     if resume:
         if settings:
             raise ConfigError("--resume needs the run that was tuned.", "Write `llm-perf tune RUN --resume`.")
-        return work.resume(Path(words[0]), options.budget_s if budget else None)
+        return work.resume(Path(runs[0]), options.budget_s if budget else None), code
     check_options(options)
     if not settings:
-        return work.begin(Path(words[0]), options, command_line())
+        return work.begin(Path(runs[0]), options, command_line(), code=code), code
     options_of_run = [] if config_dir is None else ["--config-dir", str(config_dir)]
     command = ["llm-perf", "run", *words, *options_of_run]
     base, seconds = work.measure_base(words, config_dir, command, progress, options)
-    return work.begin(base, options, command_line(), fresh=True, spent_s=seconds)
+    code = [str(one) for one in compose(words, config_dir).code]
+    return work.begin(base, options, command_line(), fresh=True, spent_s=seconds, code=code), code
 
 
-def _search(folder: "TuneFolder", progress: "Listener", *, quiet: bool, as_json: bool) -> None:
+def _search(folder: "TuneFolder", progress: "Listener", code: list[str], *, quiet: bool, as_json: bool) -> None:
     from llm_perf_opt.analysis.tuning.records import tune_json
     from llm_perf_opt.report.terminal import render_text
     from llm_perf_opt.report.tune import step_line, tune_document
@@ -144,7 +148,7 @@ def _search(folder: "TuneFolder", progress: "Listener", *, quiet: bool, as_json:
         if not quiet:
             print(step_line(step), file=sys.stderr)
 
-    found, interrupted = search(folder, progress, on_step=show)
+    found, interrupted = search(folder, progress, on_step=show, code=code)
     if as_json:
         print_json(tune_json(found))
     else:

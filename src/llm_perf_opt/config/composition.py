@@ -28,8 +28,16 @@ from llm_perf_opt.config.choices import (
     searched_folders,
     unread_files,
 )
-from llm_perf_opt.config.guide_keys import ON_THE_COMMAND_LINE, RUN_DIR, RUNS_CODE, answer_keys, is_answered
-from llm_perf_opt.config.hydra_composition import SEE_HELP, HydraResult, UnknownOptionError, compose_values, first_sentence
+from llm_perf_opt.config.code_settings import CodeSetting, Stored, code_settings, not_typed, refuse_in_files
+from llm_perf_opt.config.guide_keys import ON_THE_COMMAND_LINE, RUN_DIR, answer_keys, is_answered
+from llm_perf_opt.config.hydra_composition import (
+    SEE_HELP,
+    HydraResult,
+    UnknownOptionError,
+    compose_values,
+    first_sentence,
+    quoted,
+)
 from llm_perf_opt.config.passes import check_sections
 from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes, listed
 from llm_perf_opt.config.schema import ProjectConfig, RunConfig
@@ -57,22 +65,27 @@ class Composed:
     """Whether an override names the folder."""
     run_dir_in_files: bool = False
     """Whether the folder follows a pattern in the user's files."""
+    code: tuple[CodeSetting, ...] = ()
+    """The settings that can run code and were typed on this command line. Any other one is refused before the run starts."""
 
 
-def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
-    """Compose the options of `config_dir`, of ./conf and of the package with `overrides`; check the result."""
+def compose(overrides: Sequence[str], config_dir: Path | None = None, stored: Stored | None = None) -> Composed:
+    """Compose the options of `config_dir`, of ./conf and of the package with `overrides`; check the result.
+
+    `stored`: the file that the overrides were read from; None: they were typed.
+    """
     searched = _checked_folders(config_dir)
     options = all_options(config_dir)
     plain_words = [without_plus(text) for text in overrides]
     known = _linked_models(_registered_runtimes(plain_words, options["runtime"]), options["model"])
     checked = [_checked_override(_respelled(text), options) for text in known]
     given = frozenset(text.lstrip("+~").partition("=")[0] for text in checked)
-    found = _composed(checked, searched, options)
+    found = _composed(checked, searched, options, typed=stored is None)
     plain = found.values
     if "dataset.root" not in given and isinstance(root := (plain.get("dataset") or {}).get("root"), str):
         plain["dataset"]["root"] = _root_of_option(root, found.choices.get("dataset", ""), searched)
     _check_own_keys(found.files)
-    _refuse_code(plain.get("model"), found.files, given)
+    refuse_in_files(plain, found.files, checked) if stored is None else stored.allowed(not_typed(plain, ()))
     notes = [note for file in found.files for note in file.notes]
     notes += [*answer_keys(plain, found.files, given, found.run_dir), *_unread(searched, found.files)]
     notes += unused_settings(plain.get("profiling"), given)
@@ -83,7 +96,9 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     named = RUN_DIR in given  # a folder that the user names is used as it is
     random = RANDOM_SUFFIX if not named and config.model.source == "random" else ""
     in_files = not named and any(RUN_DIR in file.keys for file in found.files)
-    return Composed(config, found.run_dir.with_name(found.run_dir.name + random), named, in_files)
+    return Composed(
+        config, found.run_dir.with_name(found.run_dir.name + random), named, in_files, code_settings(dataclasses.asdict(config))
+    )
 
 
 def _checked_folders(config_dir: Path | None) -> list[Path]:
@@ -97,10 +112,12 @@ def _checked_folders(config_dir: Path | None) -> list[Path]:
     return searched
 
 
-def _composed(overrides: Sequence[str], searched: Sequence[Path], options: Mapping[str, tuple[str, ...]]) -> HydraResult:
+def _composed(
+    overrides: Sequence[str], searched: Sequence[Path], options: Mapping[str, tuple[str, ...]], *, typed: bool
+) -> HydraResult:
     """Compose with Hydra; for an option in a defaults list that does not exist, the error lists the existing ones."""
     try:
-        return compose_values(overrides, searched)
+        return compose_values(overrides, searched, overrides if typed else ())
     except UnknownOptionError as error:
         if error.group not in options or error.option in options[error.group]:
             raise
@@ -128,15 +145,6 @@ def _unread(searched: Sequence[Path], own: "Sequence[OwnFile]") -> list[str]:
     names = ", ".join(map(str, found[:_MOST_NAMED])) + (f" and {len(found) - _MOST_NAMED} more" * (len(found) > _MOST_NAMED))
     places = ", ".join(f"{group}/" for group in (*GROUPS, METRICS))
     return [f"Not read: {names}. Options are files in {places}; move settings of a runner or of torch.profiler to profiling/."]
-
-
-def _refuse_code(model: Any, own: "Sequence[OwnFile]", given: frozenset[str]) -> None:
-    """Raise a ConfigError if a file, and not the command line, allows code of the model's folder to run."""
-    if not isinstance(model, Mapping) or not model.get("trust_remote_code") or RUNS_CODE in given:
-        return
-    where = next((str(file.path) for file in own if RUNS_CODE in file.keys), "A project file")
-    fact = f"{where} sets {RUNS_CODE}=true: a file cannot allow code from the model's folder to run."
-    raise ConfigError(fact, ON_THE_COMMAND_LINE[RUNS_CODE])
 
 
 def _project(found: HydraResult, given: frozenset[str], notes: Sequence[str]) -> dict[str, Any]:
@@ -279,7 +287,7 @@ def _respelled(text: str) -> str:
     key, separator, value = text.partition("=")
     name = current_key(key)
     if name == _CPUS and re.fullmatch(r"[\d\s,-]+", value):
-        value = _quoted(value)
+        value = quoted(value)
     return f"{name}{separator}{value}"
 
 
@@ -382,8 +390,3 @@ def _check_key(key: str, value: str) -> bool:
         f"'{key}' is a group of settings, not a single value.",
         f"Set one of: {', '.join(f'{key}.{name}' for name in typing.get_type_hints(kind))}.",
     )
-
-
-def _quoted(text: str) -> str:
-    """Quote for Hydra's grammar: a backslash is literal, except before a quotation mark."""
-    return '"' + re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text) + '"'

@@ -35,13 +35,10 @@ NO_EFFECT = {
     "hydra.sweep.subdir": "the runs of a sweep are numbered",
 }
 """Keys without an equivalent, and why."""
-RUNS_CODE = "model.trust_remote_code"
-"""Only a person at the command line allows it: a project may come from somebody else."""
 ON_THE_COMMAND_LINE = {
     "inputs.manifest": "Give it on the command line: inputs.manifest=FILE.",
-    RUNS_CODE: f"Give it on the command line, if you trust the code in the model's folder: {RUNS_CODE}=true.",
 }
-"""Keys that a file cannot have, or cannot set to true, and what to do instead."""
+"""Keys that a file cannot have, and what to do instead."""
 RUN_DIR = "hydra.run.dir"
 _STAGE2_DIR = "artifacts.stage2_dir"
 _HYDRA = "hydra."

@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llm_perf_opt.config.choices import CONF_MODULE, GROUPS
+from llm_perf_opt.config.resolvers import Environment, resolvers
 from llm_perf_opt.core.errors import ConfigError, words_of
 
 if TYPE_CHECKING:
@@ -44,20 +46,27 @@ class HydraResult:
     """The user's files that are part of it."""
 
 
-def compose_values(overrides: Sequence[str], searched: Sequence[Path]) -> HydraResult:
-    """Compose the options of the folders `searched`, in this order, and of the package with the overrides."""
+def compose_values(overrides: Sequence[str], searched: Sequence[Path], typed: Sequence[str]) -> HydraResult:
+    """Compose the options of the folders `searched`, in this order, and of the package with the overrides.
+
+    `typed` are those of them that were typed: they may read any variable of the environment.
+    """
     from hydra.errors import HydraException, MissingConfigException
 
     from llm_perf_opt.config.project_files import OwnSource
 
-    _register_resolvers()
-    sources = [OwnSource(folder) for folder in searched]
+    sources, environment = [OwnSource(folder) for folder in searched], Environment(typed)
     try:
-        composed, choices = _composed(overrides, sources)
-        loaded = [file for source in sources for file in source.loaded]
-        files = tuple(sorted(loaded, key=lambda file: GROUPS.index(file.group) if file.group in GROUPS else -1))
-        return HydraResult(_plain(composed), _run_dir(composed), choices, files)
+        with resolvers(environment):
+            composed, choices = _composed(overrides, sources)
+            result = HydraResult(_plain(composed), _run_dir(composed), choices, _files(sources))
+        environment.check(result.files)
+        return result
+    except ConfigError:
+        environment.check(_files(sources))
+        raise
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        environment.check(_files(sources))
         if isinstance(error, MissingConfigException) and error.missing_cfg_file:
             raise UnknownOptionError(error.missing_cfg_file, _look_at(sources)) from error
         raise ConfigError(first_sentence(error), _look_at(sources) or SEE_HELP) from error
@@ -66,6 +75,11 @@ def compose_values(overrides: Sequence[str], searched: Sequence[Path]) -> HydraR
     except _LET_THROUGH as error:
         fact = f"The configuration cannot be composed: {first_sentence(error)}"
         raise ConfigError(fact, _look_at(sources) or "Check the values on the command line.") from error
+
+
+def _files(sources: "Sequence[OwnSource]") -> "tuple[OwnFile, ...]":
+    loaded = [file for source in sources for file in source.loaded]
+    return tuple(sorted(loaded, key=lambda file: GROUPS.index(file.group) if file.group in GROUPS else -1))
 
 
 def _composed(overrides: Sequence[str], sources: "Sequence[OwnSource]") -> tuple[DictConfig, dict[str, str]]:
@@ -138,6 +152,11 @@ def _setting_of_hydra(composed: DictConfig, key: str) -> Any:
     return found
 
 
+def quoted(text: str) -> str:
+    """Quote for Hydra's grammar: a backslash is literal, except before a quotation mark."""
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text) + '"'
+
+
 def first_sentence(error: BaseException) -> str:
     """Return the first line of an error of Hydra, OmegaConf or YAML, with the file or the cause if it has one."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
@@ -179,21 +198,6 @@ def _run_dir(composed: DictConfig) -> Path:
     if path.name in ("", "..") or "\0" in text:
         raise ConfigError(f"hydra.run.dir={text!r} cannot be used as a run folder.", "Give a folder that does not exist yet.")
     return path
-
-
-def _register_resolvers() -> None:
-    if not OmegaConf.has_resolver("folder_name"):
-        OmegaConf.register_new_resolver("folder_name", lambda path: Path(str(path)).name or "model")
-        OmegaConf.register_new_resolver("at_most", _at_most)
-    if not OmegaConf.has_resolver("now"):
-        from hydra.core.utils import setup_globals
-
-        setup_globals()
-
-
-def _at_most(usual: int, limit: Any) -> int:
-    """Return the smaller of a default and another setting, which is checked elsewhere."""
-    return min(usual, limit) if isinstance(limit, int) else usual
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:

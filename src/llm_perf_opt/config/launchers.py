@@ -14,6 +14,14 @@ _MOST_MINUTES = 366 * 24 * 60
 _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
 _SET_BY_LLM_PERF = ("array", "job-name", "output", "error", "signal", "open-mode", "wait", "chdir", "nodes")
 """Options of sbatch that the launcher sets, or that would start a point more than once."""
+SCHEDULER_WORDS = dict.fromkeys(
+    (
+        *("account", "qos", "constraint", "reservation", "licenses", "gres", "mem-per-cpu", "mem_per_cpu", "nodelist", "exclude"),
+        *("mail-type", "mail_type", "mail-user", "mail_user", "comment", "nice", "accelerator_type", "scheduling_strategy"),
+    ),
+    r"[\w.,:@&|()\[\]*+ -]+",
+)
+"""Options of sbatch and Ray that a file may set to a text of this form. Others may run programs, or set their environment."""
 _ONLY_SLURM = ("partition", "time", "exclusive")
 _RAY_OPTIONS = ("resources", "scheduling_strategy", "accelerator_type", "label_selector")
 _NOT_FOR = {

@@ -91,6 +91,9 @@ class Runtime:
     variables: tuple[str, ...] = ()
     """Prefixes of environment variables that are recorded in env.json."""
     arguments: EngineArguments | None = None
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Engine argument → pattern of the texts that a file may set it to, because they name neither code nor a file. Any other
+    text must be typed on the command line."""
     labels: tuple[StageLabels, ...] = ()
     """The most specific first; the next are used if a trace has none of the previous ones."""
     marks_stages: Callable[[Mapping[str, Any]], bool] = lambda _: False

@@ -40,6 +40,18 @@ def canonical_dtype(name: str) -> str:
 
 PYTORCH = "pytorch"
 
+FromFiles = Literal["nothing", "word", "switches", "figures", "shape"]
+FROM_FILES = "from_files"
+"""In the metadata of a setting that can run code: what a file may set it to. Anything else is typed on the command line.
+
+nothing: it stays unset · word: a name without a path · switches: options without a text ·
+figures: numbers, switches and the words that its owner declares · shape: no path, repository or object in Python.
+"""
+
+
+def _marked(from_files: FromFiles) -> dict[str, FromFiles]:
+    return {FROM_FILES: from_files}
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -54,11 +66,11 @@ class ModelConfig:
     dtype: Dtype
     """auto: bf16 if the device supports it natively, else fp32. Other spellings are accepted and normalized."""
     seed: int
-    trust_remote_code: bool
+    trust_remote_code: bool = field(metadata=_marked("nothing"))
     """Whether Python code from `path` may run."""
     substages: dict[str, str]
     """Name → path of a submodule whose forward is timed as its own stage."""
-    architecture: dict[str, Any]
+    architecture: dict[str, Any] = field(metadata=_marked("shape"))
     """Fields of a Hugging Face configuration, `model_type` among them."""
 
 
@@ -99,14 +111,14 @@ class DatasetConfig:
 class RuntimeConfig:
     """How the model is run and repeated."""
 
-    type: str
+    type: str = field(metadata=_marked("word"))
     """The name of a runtime; `llm-perf options` lists them."""
     batch_size: int
     prompt_tokens: int
     """Synthetic prompts have exactly this length; texts are cut to at most this."""
     num_new_tokens: int
     """Per sequence. Prefill produces the first, each decode step one more."""
-    attn_implementation: str
+    attn_implementation: str = field(metadata=_marked("word"))
     """auto, eager, sdpa, flash_attention_2, … as transformers names them."""
     cache: CacheKind
     compile: CompileMode
@@ -120,7 +132,7 @@ class RuntimeConfig:
     """Repeat until half the 95 % interval of the median is within this fraction of the median."""
     time_limit_s: float
     """Start no further repeat after repeating for this long."""
-    engine: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict, metadata=_marked("figures"))
     """Engine arguments, passed through unchanged; empty for pytorch, which has no engine."""
     quantization: Quantization = "none"
     """The weights of linear layers: int8 and fp8 with one scale per output channel, int4 with one per 128 inputs."""
@@ -194,7 +206,7 @@ class NsysConfig:
     """What to trace, instead of what the metric sets request; `nsys profile --help` lists the values of --trace."""
     sample: NsysSample = "none"
     """The processes whose call stacks and context switches nsys samples on the CPU."""
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = field(default=(), metadata=_marked("switches"))
     """More options of `nsys profile`, as a list or one text. Options that llm-perf sets itself are rejected."""
     substage: str | None = None
     """Record the first run of this sub-stage only, such as `sam`; None: the measured iteration."""
@@ -225,7 +237,7 @@ class NcuConfig:
     """base: ncu locks the GPU to its base clock while it counts. none: the clocks of a real run."""
     cache_control: CacheControl = "none"
     """all: ncu flushes the caches before each replay. none: caches as in a real run."""
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = field(default=(), metadata=_marked("switches"))
     """More options of ncu, as a list or one text. Options that llm-perf sets itself are rejected."""
     substage: str | None = None
     """Count the kernels of this sub-stage only, such as `projector`; None: of all of prefill and of a decode step."""
@@ -281,7 +293,7 @@ class ProfilingConfig:
     """Record logits of the new tokens at the end of the unprofiled pass. `llm-perf tune` compares configurations by them."""
     logits_reference: str | None = None
     """The folder of a run that recorded logits: its tokens are fed. None: those of this run, and also in fp32."""
-    passes: dict[str, Any] = field(default_factory=dict)
+    passes: dict[str, Any] = field(default_factory=dict, metadata=_marked("figures"))
     """The settings of every other pass by name: `enable` and the fields of its dataclass."""
 
 
@@ -305,11 +317,11 @@ class LauncherConfig:
     """Whether a point gets a node of its own. Slurm only."""
     parallel: int | None = None
     """Maximum number of points that run at the same time; None: as many as the cluster allows."""
-    address: str | None = None
+    address: str | None = field(default=None, metadata=_marked("nothing"))
     """Address of the Ray cluster; None: the one that runs on this machine."""
     wait: bool = True
     """Whether the command waits for the jobs and writes the sweep page. Slurm only."""
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict, metadata=_marked("figures"))
     """More options: of sbatch (`account: NAME`), or of a Ray task (`resources: {NAME: 1}`)."""
 
 

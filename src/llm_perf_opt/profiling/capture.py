@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from typing import Literal
 
 from llm_perf_opt import __version__
+from llm_perf_opt.config.code_settings import refuse_code
 from llm_perf_opt.config.composition import Composed, config_to_yaml
 from llm_perf_opt.config.parallel import ranks_of
 from llm_perf_opt.config.passes import known_passes, planned_passes
@@ -23,12 +24,14 @@ from llm_perf_opt.profiling.wait_policy import decide
 
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
     """Fill a new run folder. Return it with the error that ended the capture early, if one did."""
+    refuse_code(composed.config, composed.code)
     runtime_named(composed.config.runtime.type)
     refuse_early([composed.config])
     config = resolve_metrics(composed.config)
     folder = RunFolder.create(composed.run_dir)
     names, hardware = planned_passes(config), config.hardware
     plan = Capture(folder, listener, names, config.profiling, config, None, hardware.device, hardware.device_index)
+    plan = replace(plan, code=tuple(map(str, composed.code)))
     waiting = decide(hardware, gpu=plan.gpu, ranks=ranks_of(config))
     plan = replace(plan, variables=waiting.variables)
 

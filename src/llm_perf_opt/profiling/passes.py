@@ -103,6 +103,8 @@ class Capture:
     device_index: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the measured process; a program's environment is not changed."""
+    code: tuple[str, ...] = ()
+    """The settings that can run code and were typed, as KEY=VALUE: the measured process is told them as well."""
 
     @property
     def environment(self) -> dict[str, str] | None:
@@ -127,7 +129,11 @@ class Capture:
         """Return the command that a profiler wraps: the measured process with one marked iteration, or the program."""
         if self.program:
             return list(self.program.argv)
-        return build_work_argv(self.folder.config_file, "plain", self.folder.raw(name), decode_steps)
+        return self.measured("plain", name, decode_steps)
+
+    def measured(self, settings: str, name: str, decode_steps: int | None = None) -> list[str]:
+        """Return the command of the measured process, which runs the model as the pass `settings` asks."""
+        return [*build_work_argv(self.folder.config_file, settings, self.folder.raw(name), decode_steps), *self.code]
 
     def plan(self, name: str, argv: Sequence[str], version: str = "", note: str = "") -> PassPlan:
         """Return the plan of a pass with this command."""
@@ -252,8 +258,7 @@ def run_alone(capture: Capture, name: str, argv: Sequence[str], version: str = "
 
 def run_measured(capture: Capture, name: str, *, run: Run | None = None) -> None:
     """Run one of the measured process's own passes (clean, torch)."""
-    argv = build_work_argv(capture.folder.config_file, name, capture.folder.raw(name))
-    run_alone(capture, name, argv, framework(), run=run)
+    run_alone(capture, name, capture.measured(name, name), framework(), run=run)
 
 
 def framework() -> str:

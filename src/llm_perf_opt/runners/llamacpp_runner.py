@@ -35,7 +35,15 @@ from llm_perf_opt.runners.engines import (
     short_dtype,
 )
 from llm_perf_opt.runners.gguf_files import TYPES, refuse_model, stored_types, write_gguf
-from llm_perf_opt.runners.llamacpp_settings import CACHE_BITS, REQUESTED, VARIABLES, SettingNames, chosen_settings, parameters
+from llm_perf_opt.runners.llamacpp_settings import (
+    CACHE_BITS,
+    NAMED,
+    REQUESTED,
+    VARIABLES,
+    SettingNames,
+    chosen_settings,
+    parameters,
+)
 from llm_perf_opt.runners.measure.annotations import StageMarker
 from llm_perf_opt.runners.models import weight_facts
 
@@ -81,6 +89,7 @@ RUNTIME = Runtime(
     packages=("xllamacpp", "gguf"),
     variables=("GGML_", "LLAMA_"),
     arguments=SettingNames(),
+    words=dict.fromkeys(NAMED, r"\w+"),
     separate="Set runtime.engine.n_batch to at least the tokens of all prompts.",
 )
 

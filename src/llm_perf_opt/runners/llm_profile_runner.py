@@ -10,8 +10,9 @@ Passes: clean (unprofiled timing), torch (torch.profiler), plain (warm up, then 
 """
 
 import argparse
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,6 +22,7 @@ from typing import Any
 import yaml
 
 from llm_perf_opt.analysis.overhead import without_profiler_events
+from llm_perf_opt.config.code_settings import Stored, code_settings
 from llm_perf_opt.config.composition import config_from_mapping
 from llm_perf_opt.config.parallel import ranks_of
 from llm_perf_opt.config.schema import RunConfig
@@ -310,13 +312,16 @@ def run_pass(
     return True
 
 
-def read_config(path: Path) -> RunConfig:
-    """Return the configuration in a run's config.yaml."""
+def read_config(path: Path, code: Sequence[str] = ()) -> RunConfig:
+    """Return the configuration in a run's config.yaml. `code`: its settings that can run code, as typed."""
     try:
         values = yaml.safe_load(read_text(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ParseError(f"{path} cannot be read as YAML: {error}") from error
-    return config_from_mapping(values if isinstance(values, dict) else {})
+    config = config_from_mapping(values if isinstance(values, dict) else {})
+    stored = Stored(path, f"python -m llm_perf_opt.runners.llm_profile_runner --config {shlex.quote(str(path))}", tuple(code))
+    stored.allowed(code_settings(asdict(config)))
+    return config
 
 
 def translate(error: Exception) -> LlmPerfError:
@@ -332,7 +337,9 @@ def translate(error: Exception) -> LlmPerfError:
 def main() -> None:
     """Command line of the measured process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for `llm-perf run`; not with --config")
+    parser.add_argument(
+        "overrides", nargs="*", help="Hydra overrides, as for `llm-perf run`; with --config, only its settings that run code"
+    )
     parser.add_argument("--config", type=Path, help="a resolved config.yaml")
     parser.add_argument("--pass", dest="which", choices=PASSES, default="plain")
     parser.add_argument("--out", type=Path, help="folder for the pass's files; default: hydra.run.dir, or runs/alone")
@@ -343,13 +350,11 @@ def main() -> None:
         _main_alone(arguments)
         return
     with report_errors(translate):
-        if arguments.overrides:
-            raise ConfigError("--config is a resolved configuration and cannot be combined with overrides.")
         die_with_parent()
         enable_interrupts()
-        out, config = arguments.out or Path("runs") / "alone", read_config(arguments.config)
+        out, config = arguments.out or Path("runs") / "alone", read_config(arguments.config, arguments.overrides)
         if ranks_of(config) > 1:
-            words = ["--config", str(arguments.config), "--pass", arguments.which, "--out", str(out)]
+            words = [*arguments.overrides, "--config", str(arguments.config), "--pass", arguments.which, "--out", str(out)]
             words += ["--decode-steps", str(arguments.decode_steps)] if arguments.decode_steps is not None else []
             sys.exit(supervise(config, words, out))
         finished = run_pass(config, arguments.which, out, arguments.decode_steps)

@@ -1,6 +1,7 @@
 """Build the model of a run on its device and in its dtype; reject it first if it does not fit."""
 
 import difflib
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ RUNTIME = Runtime(
 )
 """The PyTorch runtime. It is declared here because importing its runner loads torch."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_IF_TRUSTED = "Read it; if you trust it, pass model.trust_remote_code=true."
 _NAMED = 3
 """How many missing tensors a message names; the rest are counted."""
 
@@ -115,9 +117,12 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
         found: PretrainedConfig = AutoConfig.from_pretrained(
             str(folder), trust_remote_code=model.trust_remote_code, local_files_only=True
         )
-        return found
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         raise _load_error(model, error) from error
+    named = str(getattr(found, "_attn_implementation", None))
+    if re.search(r"[/:\\]", named) and not model.trust_remote_code:  # transformers would load it
+        raise ConfigError(f"{model.path}/config.json names kernels that are code: {named}.", _IF_TRUSTED)
+    return found
 
 
 def _check_fields(made: "PretrainedConfig", fields: dict[str, Any]) -> None:
@@ -363,7 +368,7 @@ def _load_error(model: ModelConfig, error: Exception) -> LlmPerfError:
     if "trust_remote_code" in str(error):
         return ConfigError(
             f"{model.path} contains its own Python code.",
-            "Read it; if you trust it, pass model.trust_remote_code=true.",
+            _IF_TRUSTED,
         )
     if "attn_implementation" in text or "FlashAttention" in text or "flash_attn" in text:
         return ConfigError(f"runtime.attn_implementation was rejected: {text}", "Use runtime.attn_implementation=sdpa or eager.")

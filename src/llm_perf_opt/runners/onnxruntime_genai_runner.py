@@ -100,6 +100,7 @@ RUNTIME = Runtime(
     install="pip install 'llm-perf-opt[onnxruntime-genai]'",
     packages=CONVERTER.distributions,
     arguments=_SessionOptions(),
+    words={"graph_optimization_level": r"\w+"},
     marks_stages=lambda _: True,
 )
 

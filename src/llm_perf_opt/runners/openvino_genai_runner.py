@@ -97,6 +97,7 @@ RUNTIME = Runtime(
     packages=("openvino-genai", "openvino", "openvino-tokenizers", "optimum-intel"),
     variables=("OPENVINO_", "OV_"),
     arguments=_Properties(),
+    words=dict.fromkeys(("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "ATTENTION_BACKEND", "PERFORMANCE_HINT"), r"\w+"),
 )
 
 

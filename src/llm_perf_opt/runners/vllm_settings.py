@@ -40,6 +40,16 @@ ARGUMENTS = SourceArguments(
     lambda tree: fields_of(tree, "EngineArgs".__eq__),
     {**RESERVED, "seed": "model.seed", "profiler_config": "profiling.torch.preset"},
 )
+WORDS = {
+    "kv_cache_dtype": r"auto|fp8\w*|b?float16|u?int8\w*|turboquant\w*",
+    "quantization": r"fp8\w*|u?int[48]\w*|awq\w*|gptq\w*|mxfp[48]\w*|nvfp4|bitsandbytes|compressed-tensors",
+    "attention_backend": r"(?!CUSTOM)\w+",
+    "scheduling_policy": "fcfs|priority",
+    "load_format": "safetensors|dummy",
+    "compilation_config.cudagraph_mode": "[A-Z_]+",
+    "speculative_config.method": "ngram",
+}
+"""Arguments that a file may set to these texts: they select what vLLM contains. Plugins, classes and files have no pattern."""
 WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 """Arguments that move work to processes without stage ranges."""
 

@@ -1,7 +1,8 @@
 """Findings of a run, and trials of them: each change alone, on the same machine, against the unprofiled times of the run."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.tuning.calibration import point_of
 from llm_perf_opt.analysis.tuning.outcomes import can_be_learned_from
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
+from llm_perf_opt.config.code_settings import CodeSetting, Stored, code_settings
 from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.schema import RunConfig
-from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ParseError, ResourceError, unreported
+from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError, unreported
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.capture import capture
@@ -53,15 +55,24 @@ def verify(
     listener: Listener,
     *,
     remeasure: bool = False,
+    code: Sequence[str] = (),
 ) -> tuple[Verification, LlmPerfError | None]:
-    """Try each finding alone, and write verify.json and the reports. An interruption keeps the trials made so far."""
+    """Try each finding alone, and write verify.json and the reports. An interruption keeps the trials made so far.
+
+    `code`: settings of the run and of the findings that can run code, as typed.
+    """
     values, folder = _settings(run), run.folder
+    stored = stored_run(run, ["llm-perf", "advise", str(folder.path), "--verify"], code)
+    asked = [code_settings(asdict(overridden(values, ()))), *(_asked(values, finding) for finding in findings)]
+    stored.check_words(one for settings in asked for one in settings)
+    allowed = stored.allowed(one for settings in asked for one in settings)
     require_same_device(folder, analysis, values)
-    base = _base(folder, analysis, values, partial(_run, folder, command, listener), remeasure)
+    run_one = partial(_run, folder, command, listener, allowed)
+    base = _base(folder, analysis, values, run_one, remeasure)
     trials: list[tuple[Trial, RunReader | None]] = []
     interrupted: LlmPerfError | None = None
     for finding in findings:
-        trial, made, error = _try(values, finding, base.timings, partial(_run, folder, command, listener))
+        trial, made, error = _try(values, finding, base.timings, run_one)
         trials.append((trial, made))
         if isinstance(error, Interrupted):
             interrupted = error
@@ -71,6 +82,19 @@ def verify(
     _keep(trials, base)
     write_reports(run, replace(analysis, verified=found))
     return found, interrupted
+
+
+def stored_run(run: RunReader, command: Sequence[str], code: Sequence[str]) -> Stored:
+    """Return the file with the settings of a run, and those that can run code and were typed after `command`."""
+    return Stored(run.folder.config_file, shlex.join(command), tuple(code))
+
+
+def _asked(values: Mapping[str, Any], finding: Finding) -> tuple[CodeSetting, ...]:
+    """Return what a finding sets that can run code: a run may propose anything."""
+    try:
+        return code_settings(asdict(overridden(values, finding.overrides)))
+    except ConfigError:  # its trial reports it
+        return ()
 
 
 def _keep(trials: Sequence[tuple[Trial, RunReader | None]], base: "_Base") -> None:
@@ -194,10 +218,16 @@ def _try(
 
 
 def _run(
-    folder: RunFolder, command: Sequence[str], listener: Listener, config: RunConfig, name: str
+    folder: RunFolder,
+    command: Sequence[str],
+    listener: Listener,
+    code: tuple[CodeSetting, ...],
+    config: RunConfig,
+    name: str,
 ) -> tuple[RunReader, LlmPerfError | None]:
     """Capture and report a run next to the original."""
-    return captured_run(Composed(config, folder.path.with_name(f"{folder.path.name}-verify-{name}")), command, listener)
+    place = folder.path.with_name(f"{folder.path.name}-verify-{name}")
+    return captured_run(Composed(config, place, code=code), command, listener)
 
 
 def captured_run(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunReader, LlmPerfError | None]:

@@ -3,8 +3,7 @@
 Every point is composed before the first one starts. Each point is a run with its own folder and reports.
 """
 
-import os
-import platform
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,12 +15,12 @@ from llm_perf_opt import __version__
 from llm_perf_opt.analysis.comparison.facts import facts_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep import Hardware, SweepEntry, differences, sweep_rows
-from llm_perf_opt.config.composition import Composed, compose, config_from_mapping, expand_sweep, with_overrides, without_plus
+from llm_perf_opt.config.code_settings import Stored
+from llm_perf_opt.config.composition import Composed, compose, expand_sweep, without_plus
 from llm_perf_opt.config.guide_keys import RUN_DIR
-from llm_perf_opt.config.launchers import LAUNCHER, gpus_of
 from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.config.weights import RANDOM_SUFFIX
-from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
+from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.run_status import DAMAGED, UNREADABLE, is_denied
@@ -43,6 +42,7 @@ from llm_perf_opt.workflows.sweep_folder import (
     resume_command,
     resume_hint,
 )
+from llm_perf_opt.workflows.sweep_plan import check_words, composed_points, enter_project, stored_sweep
 
 _SETTINGS = ("threads",)
 """Facts about a machine that a sweep may vary."""
@@ -69,6 +69,11 @@ class Planned:
     def launcher(self) -> LauncherConfig:
         """Where the points run, the same for all."""
         return self.composed[0].config.launcher
+
+    @property
+    def code(self) -> list[str]:
+        """The settings that can run code and were typed, as KEY=VALUE."""
+        return list(dict.fromkeys(str(one) for point in self.composed for one in point.code))
 
 
 def plan_sweep(overrides: Sequence[str], config_dir: Path | None, *, elsewhere: bool = False) -> Planned:
@@ -119,63 +124,6 @@ def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | Non
     return folder
 
 
-def enter_project(sweep: Sweep) -> None:
-    """Make the project of the sweep the working folder."""
-    if sweep.project is None:
-        return
-    try:
-        os.chdir(sweep.project)
-    except OSError as error:
-        raise ConfigError(
-            f"The project folder of the sweep, {sweep.project}, cannot be used on {platform.node()}: {error.strerror}.",
-            "Mount it there under the same path, or start the sweep in a folder that all nodes share.",
-        ) from error
-
-
-def _composed(folder: SweepFolder, sweep: Sweep, numbers: Iterable[int]) -> dict[int, Composed]:
-    """Return points by number as they were planned; for a sweep of an older version, composed from their overrides."""
-    if sweep.project is None:
-        config_dir = Path(sweep.config_dir) if sweep.config_dir else None
-        found = {number: compose(sweep.points[number].overrides, config_dir) for number in numbers}
-        return {number: replace(one, run_dir=folder.point_folder(number)) for number, one in found.items()}
-    settings = folder.settings()
-    if len(settings) != len(sweep.points):
-        raise ParseError(f"{folder.path} is damaged: its plan has {len(settings)} of {len(sweep.points)} points.")
-    return {number: Composed(config_from_mapping(settings[number]), folder.point_folder(number)) for number in numbers}
-
-
-def launcher_of(folder: SweepFolder) -> LauncherConfig:
-    """Return where the points of a sweep run."""
-    sweep = folder.read()
-    return LauncherConfig() if sweep.project is None else _composed(folder, sweep, [0])[0].config.launcher
-
-
-def with_launcher(folder: SweepFolder, launcher: LauncherConfig, overrides: Sequence[str]) -> LauncherConfig:
-    """Return the launcher of a sweep with other settings, which `--resume` may be given."""
-    words = [without_plus(text) for text in overrides]
-    wrong = [text for text in words if text.partition("=")[0].split(".")[0] != LAUNCHER]
-    if wrong:
-        raise ConfigError(
-            f"--resume uses the settings of the sweep; it does not take {wrong[0]}.",
-            "Use `llm-perf run --resume SWEEP`, with no settings but launcher=… and launcher.KEY=….",
-        )
-    sweep = folder.read()
-    if any(text.startswith(f"{LAUNCHER}=") for text in words):
-        return compose(words, Path(sweep.config_dir) if sweep.config_dir else None).config.launcher
-    if not words:
-        return launcher
-    if sweep.project is None:
-        raise ConfigError("This sweep was planned by an older version, for this machine.", "Add launcher=slurm or launcher=ray.")
-    return with_overrides(folder.settings()[0], words).launcher
-
-
-def gpus_of_points(folder: SweepFolder, launcher: LauncherConfig) -> dict[int, int]:
-    """Return how many GPUs each point asks a cluster for."""
-    sweep = folder.read()
-    composed = _composed(folder, sweep, range(len(sweep.points)))
-    return {number: gpus_of(replace(one.config, launcher=launcher)) for number, one in composed.items()}
-
-
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -185,10 +133,11 @@ def waiting_points(folder: SweepFolder) -> list[int]:
     return [number for number, point in states if point.status != "complete" or damage_of(point, folder.run(point))]
 
 
-def run_planned(folder: SweepFolder, number: int, run_one: RunOne) -> LlmPerfError | None:
+def run_planned(folder: SweepFolder, number: int, run_one: RunOne, code: Sequence[str] = ()) -> LlmPerfError | None:
     """Run one point as it was planned, in the project of the sweep, and return the error that it ended with.
 
-    Nothing but a new run folder of this point is written. A point that is complete is not run again.
+    Nothing but a new run folder of this point is written. A point that is complete is not run again. `code`: settings of the
+    sweep that can run code, as typed.
     """
     sweep = folder.read()
     if not 0 <= number < len(sweep.points):
@@ -196,9 +145,11 @@ def run_planned(folder: SweepFolder, number: int, run_one: RunOne) -> LlmPerfErr
     point = folder.point(number, sweep)
     if point.status == "complete" and not damage_of(point, folder.run(point)):
         return None
+    stored = stored_sweep(folder, sweep, code, f"llm-perf run --point {shlex.quote(str(folder.path))} {number}")
+    check_words(folder, sweep, stored)
     try:
         enter_project(sweep)
-        composed = _composed(folder, sweep, [number])[number]
+        composed = composed_points(folder, sweep, [number], stored)[number]
     except LlmPerfError as error:
         _leave_failed(folder.point_folder(number), error)
         return error
@@ -237,19 +188,21 @@ def _record(run: RunFolder, error: LlmPerfError) -> None:
         run.write_manifest(replace(manifest, why=error.fact, remedy=error.remedy))
 
 
-def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
+def run_sweep(folder: SweepFolder, run_one: RunOne, code: Sequence[str] = ()) -> LlmPerfError | None:
     """Run every point that is not complete, or whose run is damaged, one after the other.
 
+    `code`: settings of the sweep that can run code, as typed.
     Return the error that the command ends with: an interruption, or how many points failed. Raise ConfigError on other hardware.
     """
     sweep = folder.read()
     waiting = waiting_points(folder)
+    stored = stored_sweep(folder, sweep, code)
     enter_project(sweep)
-    composed = _composed(folder, sweep, waiting)
+    composed = composed_points(folder, sweep, waiting, stored)
     if waiting:
         require_same_hardware(folder, composed[waiting[0]].config.hardware.device_index)
         if sweep.project is None:
-            _require_same_weights(folder, sweep)
+            _require_same_weights(folder, sweep, stored)
     failed = 0
     for number in waiting:
         error = run_point(composed[number], point_words(sweep, number), run_one)
@@ -303,7 +256,7 @@ def _hardware_difference(there: Hardware, here: Hardware) -> str:
     return differences(there, here, "the sweep")
 
 
-def _require_same_weights(folder: SweepFolder, sweep: Sweep) -> None:
+def _require_same_weights(folder: SweepFolder, sweep: Sweep, stored: Stored) -> None:
     """Raise ConfigError if complete points had random weights and would now have real ones, or the other way round."""
     config_dir = Path(sweep.config_dir) if sweep.config_dir else None
     now: dict[tuple[str, ...], str] = {}
@@ -313,7 +266,7 @@ def _require_same_weights(folder: SweepFolder, sweep: Sweep) -> None:
             continue
         chosen = tuple(text for text in point.overrides if text.lstrip("+").startswith("model"))
         if chosen not in now:
-            now[chosen] = "random" if compose(chosen, config_dir).config.model.source == "random" else "real"
+            now[chosen] = "random" if compose(chosen, config_dir, stored).config.model.source == "random" else "real"
         if run.weights != now[chosen]:
             raise ConfigError(
                 f"Point {number} of the sweep had {run.weights} weights; its settings now select {now[chosen]} ones.",

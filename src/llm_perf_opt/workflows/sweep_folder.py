@@ -127,18 +127,19 @@ class SweepFolder(OwnFolder):
     def write_plan(self, sweep: Sweep, configs: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write the plan, with the configuration of each point. sweep.json is the last file: it makes the folder a sweep."""
         if configs:
-            self.write(self._plan_file, encoded(configs))
+            self.write(self.plan_file, encoded(configs))
         self.write_record(self.sweep_file, sweep)
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the planned configuration of each point. Raise ParseError if they are missing or damaged."""
         try:
-            return read_record(self._plan_file, list[dict[str, Any]])
+            return read_record(self.plan_file, list[dict[str, Any]])
         except ParseError as error:
             raise ParseError(error.fact, "The plan cannot be used: start a new sweep.") from error
 
     @property
-    def _plan_file(self) -> Path:
+    def plan_file(self) -> Path:
+        """The configuration of each point."""
         return self.path / "plan.json"
 
     # --- what has become of it ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from llm_perf_opt.analysis.tuning.measures import level_of
 from llm_perf_opt.analysis.tuning.outcomes import distance_of
 from llm_perf_opt.analysis.tuning.records import ConstraintLine, StageDistance, Step, TuneResult, tune_json
 from llm_perf_opt.analysis.tuning.tokens import Tried
+from llm_perf_opt.config.code_settings import CodeSetting
 from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError, interrupted
@@ -33,7 +34,7 @@ from llm_perf_opt.workflows.analyze_run import analyze, is_reported, report_run
 from llm_perf_opt.workflows.calibration import add_calibration, read_calibration
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.tune_folder import SCHEMA, TuneFolder, TuneOptions, TuneState, resume_command
-from llm_perf_opt.workflows.tune_options import check_for_base, check_options, user_levers
+from llm_perf_opt.workflows.tune_options import allowed_code, check_for_base, check_options, user_levers
 from llm_perf_opt.workflows.tune_runs import (
     Clock,
     Configuration,
@@ -78,14 +79,26 @@ def measure_base(
     return path, time.monotonic() - begun
 
 
-def begin(base: Path, options: TuneOptions, command: Sequence[str], *, fresh: bool = False, spent_s: float = 0.0) -> TuneFolder:
-    """Create the folder of a search. `fresh`: the base was measured just now, which took `spent_s`."""
+def begin(
+    base: Path,
+    options: TuneOptions,
+    command: Sequence[str],
+    *,
+    fresh: bool = False,
+    spent_s: float = 0.0,
+    code: Sequence[str] = (),
+) -> TuneFolder:
+    """Create the folder of a search. `fresh`: the base was measured just now, which took `spent_s`.
+
+    `code`: settings of the base that can run code, as typed.
+    """
     check_options(options)
     run = RunReader.open(base)
     if run.manifest.kind != "run" or not run.settings:
         raise ParseError(
             f"{base} cannot be tuned: it is not a run of a model with its configuration.", "Give a run of `llm-perf run`."
         )
+    allowed_code(run, options, code, shlex.join(["llm-perf", "tune", str(base)]), typed_levers=True)
     device = "" if isinstance(run.timings, Missing) else run.timings.model.device
     check_for_base(options, asdict(with_overrides(run.settings, ())), device, is_run=True)
     if not fresh:
@@ -126,8 +139,8 @@ def resume(path: Path, budget_s: float | None) -> TuneFolder:
 class CapturedRuns:
     """Runs of this machine: ordinary run folders inside the folder of the search."""
 
-    def __init__(self, folder: Path, base: RunReader, listener: Listener) -> None:
-        self._folder, self._base, self._listener = folder, base, listener
+    def __init__(self, folder: Path, base: RunReader, listener: Listener, code: tuple[CodeSetting, ...] = ()) -> None:
+        self._folder, self._base, self._listener, self._code = folder, base, listener, code
         self._values, self._command = base.settings, base.manifest.command
         self.logits = False
         """Whether runs record logits."""
@@ -139,7 +152,7 @@ class CapturedRuns:
     ) -> tuple[Path | None, LlmPerfError | None]:
         """Capture and report a run."""
         try:
-            composed = Composed(self._config(overrides, profiled, limit_s), self._folder / name)
+            composed = Composed(self._config(overrides, profiled, limit_s), self._folder / name, code=self._code)
             command = final_command(self._command, overrides) or self._command
             run, error = captured_run(composed, command, self._listener)
         except LlmPerfError as raised:
@@ -185,13 +198,18 @@ def tune(
     runs: Runs | None = None,
     clock: Clock = time.monotonic,
     on_step: Callable[[Step], None] = lambda _: None,
+    code: Sequence[str] = (),
 ) -> tuple[TuneResult, LlmPerfError | None]:
-    """Run or resume a search, and write its pages. Return the result and the interruption that ended it, if one did."""
+    """Run or resume a search, and write its pages. Return the result and the interruption that ended it, if one did.
+
+    `code`: settings of the base and of levers that can run code, as typed.
+    """
     state = folder.read()
     run = RunReader.open(Path(state.base))
     values, again = run.settings, resume_command(state.base)
     here = runs is None
-    captured = CapturedRuns(folder.path, run, listener)
+    allowed = allowed_code(run, state.options, code, again, typed_levers=folder.begun_here)
+    captured = CapturedRuns(folder.path, run, listener, allowed)
     captured.logits = state.options.logits
     runs = runs or captured
     recorder = Recorder(folder, runs, clock)

@@ -17,6 +17,8 @@ from llm_perf_opt.core.run_folder import OwnFolder, RunFolder, read_record, ther
 
 SCHEMA = 1
 SUFFIX = "-tune"
+STATE = "tune.json"
+"""Options and runs of a search."""
 STAIRCASE = "staircase.svg"
 
 
@@ -91,6 +93,8 @@ class TuneFolder(OwnFolder):
         super().__init__(path)
         self._lock = self._locked()
         self._state: TuneState | None = None
+        self.begun_here = False
+        """Whether this process began the search, so that its options were typed."""
 
     @classmethod
     def create(cls, base: Path, state: TuneState) -> "TuneFolder":
@@ -98,6 +102,7 @@ class TuneFolder(OwnFolder):
         path = RunFolder.create(base.with_name(base.name + SUFFIX)).path
         made = cls(path)
         made.write_state(state)
+        made.begun_here = True
         return made
 
     @classmethod
@@ -110,12 +115,12 @@ class TuneFolder(OwnFolder):
         found = [folder for folder in base.parent.glob(f"{_escaped(base.name)}{SUFFIX}*") if is_search(folder)]
         if not found:
             raise ConfigError(f"{path} has no search to resume.", f"Start one: `llm-perf tune {shlex.quote(str(path))}`.")
-        return cls(max(found, key=lambda folder: (read_record(folder / "tune.json", TuneState).created, folder.name)))
+        return cls(max(found, key=lambda folder: (read_record(folder / STATE, TuneState).created, folder.name)))
 
     @property
     def state_file(self) -> Path:
         """Options and runs."""
-        return self.path / "tune.json"
+        return self.path / STATE
 
     @property
     def page_file(self) -> Path:
@@ -183,7 +188,7 @@ def resume_command(base: str, *options: str) -> str:
 
 def is_search(path: Path) -> bool:
     """Return whether the folder is a search."""
-    return (path / "tune.json").is_file()
+    return (path / STATE).is_file()
 
 
 def _escaped(name: str) -> str:

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from llm_perf_opt.analysis.tuning.goals import objective_named, parse_constraints
 from llm_perf_opt.analysis.tuning.tokens import RULES as TOKEN_RULES
+from llm_perf_opt.config.code_settings import CodeSetting, Stored, code_settings, typed_settings
 from llm_perf_opt.config.composition import check_setting, expand_sweep, with_overrides, without_plus
 from llm_perf_opt.config.runtimes import Lever, Machine, traits_of
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.profiling.requested_metrics import on_gpu
-from llm_perf_opt.workflows.tune_folder import TuneOptions
+from llm_perf_opt.workflows.run_reader import RunReader
+from llm_perf_opt.workflows.tune_folder import STATE, SUFFIX, TuneOptions
 
 
 def check_options(options: TuneOptions) -> None:
@@ -36,6 +39,32 @@ def user_levers(texts: Sequence[str]) -> list[Lever]:
         choices = tuple(tuple(point) for point in expand_sweep([text]))
         found.append(Lever(key, choices))
     return found
+
+
+def allowed_code(
+    run: RunReader, options: TuneOptions, code: Sequence[str], command: str, *, typed_levers: bool
+) -> tuple[CodeSetting, ...]:
+    """Return the settings of the base and of the user's levers that can run code; raise ConfigError for one that was not typed.
+
+    `code`: settings typed after `command`. `typed_levers`: the levers were typed, too, and not read from the folder of a search.
+    """
+    own = code_settings(asdict(with_overrides(run.settings, ())))
+    levers = [one for lever in user_levers(options.levers) for choice in lever.choices for one in _asked(run.settings, choice)]
+    words = (*code, *(map(str, levers) if typed_levers else ()))
+    stored = Stored(run.folder.config_file, command, words)
+    stored.check_words((*own, *levers))
+    if typed_levers or not levers:
+        return stored.allowed((*own, *levers))
+    search = replace(stored, file=run.folder.path.with_name(f"{run.folder.path.name}{SUFFIX}") / STATE)
+    return (*stored.allowed(own), *search.allowed(levers))
+
+
+def _asked(values: Mapping[str, Any], choice: Sequence[str]) -> tuple[CodeSetting, ...]:
+    """Return what a choice of a lever sets that can run code, alone or with the settings of the base."""
+    try:
+        return code_settings(asdict(with_overrides(values, choice)))
+    except ConfigError:  # it may need another lever first
+        return typed_settings(choice)
 
 
 def check_for_base(options: TuneOptions, values: Mapping[str, Any], device: str = "", *, is_run: bool = False) -> None:

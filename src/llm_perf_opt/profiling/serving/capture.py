@@ -139,7 +139,7 @@ class _Capture:
     def _start(self, model: Path, spans: SpanReceiver | None) -> ServerProcess:
         port = int(self._facts.url.rpartition(":")[2])
         traces = self._folder.raw(SERVER) / TRACES if self._request.profiled else None
-        argv = runner_argv(self._folder.config_file, model, port, traces, spans.url if spans else "")
+        argv = runner_argv(self._folder.config_file, model, port, traces, spans.url if spans else "", self._request.code)
         begin_pass(self._folder, SERVER, argv)
         if traces is not None:
             make_folder(self._folder.path, traces)

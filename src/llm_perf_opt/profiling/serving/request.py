@@ -29,6 +29,8 @@ class ServingRequest:
     """The loads, and what they may cost."""
 
     config: RunConfig
+    code: tuple[str, ...] = ()
+    """The settings that can run code and were typed, as KEY=VALUE."""
     url: str | None = None
     """Attach to this server instead of starting one."""
     served_model: str | None = None

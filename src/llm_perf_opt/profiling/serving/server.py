@@ -146,12 +146,13 @@ def last_lines(log: Path, count: int = _LAST_LINES) -> str:
     return "".join(f"\n  {line.strip()[:200]}" for line in ["Last lines of its log:", *lines[-count:]]) if lines else ""
 
 
-def runner_argv(config: Path, folder: Path, port: int, traces: Path | None, spans: str) -> list[str]:
-    """Return the command of the process that runs an engine's server."""
+def runner_argv(config: Path, folder: Path, port: int, traces: Path | None, spans: str, code: Sequence[str] = ()) -> list[str]:
+    """Return the command of the process that runs an engine's server. `code`: settings that can run code, as typed."""
     argv = [sys.executable, "-m", "llm_perf_opt.runners.server", "--config", str(config), "--folder", str(folder)]
     argv += ["--port", str(port)]
     argv += ["--traces", str(traces)] if traces else []
-    return argv + (["--spans", spans] if spans else [])
+    argv += ["--spans", spans] if spans else []
+    return [*argv, *code]
 
 
 def wait_until_ready(

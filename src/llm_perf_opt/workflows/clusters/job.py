@@ -2,25 +2,27 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.core.processes import LAUNCHER_PID, become, run_logged
 
 
-def point_argv(sweep: Path, number: int) -> list[str]:
-    """Return the command of a point, for the interpreter of this process."""
-    return [sys.executable, "-m", "llm_perf_opt", "run", "--quiet", "--point", str(sweep), str(number)]
+def point_argv(sweep: Path, number: int, code: Sequence[str] = ()) -> list[str]:
+    """Return the command of a point, for the interpreter of this process. `code`: settings that can run code, as typed."""
+    return [sys.executable, "-m", "llm_perf_opt", "run", "--quiet", "--point", str(sweep), str(number), *code]
 
 
-def become_point(sweep: str, number: int) -> None:
+def become_point(sweep: str, number: int, code: Sequence[str] = ()) -> None:
     """Turn this process into the point, so that the signals of the scheduler reach it directly."""
-    become(point_argv(Path(sweep), number))
+    become(point_argv(Path(sweep), number, code))
 
 
-def run_point(sweep: str, number: int, log: str) -> int:
+def run_point(sweep: str, number: int, log: str, code: Sequence[str] = ()) -> int:
     """Run a point to its end and return its exit code. It ends with this process, and if this process is interrupted."""
-    environment = {**os.environ, LAUNCHER_PID: str(os.getpid())}
-    return run_logged(point_argv(Path(sweep), number), folder=Path(sweep), environment=environment, log=Path(log))
+    environment = {**os.environ, LAUNCHER_PID: str(os.getpid()), "PYTHONSAFEPATH": "1"}
+    argv = point_argv(Path(sweep), number, code)
+    return run_logged(argv, folder=Path(sweep), environment=environment, log=Path(log))
 
 
 class Lease:

@@ -26,10 +26,13 @@ _LOOK_S = 0.5
 _INSTALL = "Install it with `pip install 'llm-perf-opt[ray]'`, in the version of the cluster."
 
 
-def run_on_ray(folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[int, int], say: Say) -> LlmPerfError | None:
+def run_on_ray(
+    folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[int, int], say: Say, code: Sequence[str] = ()
+) -> LlmPerfError | None:
     """Run the points that are not complete and return the error that the command ends with.
 
-    `gpus`: how many each point needs. The tasks of Ray end with this command: an interrupt ends the points that are running.
+    `gpus`: how many each point needs. `code`: settings that can run code, as typed. The tasks of Ray end with this command:
+    an interrupt ends the points that are running.
     """
     ray = _ray()
     with _connected(ray, launcher.address), _lease(ray, folder):
@@ -40,7 +43,7 @@ def run_on_ray(folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[int,
         made, place = submissions.add("ray", waiting, len(submissions.read()))
         make_folder(folder.path, place)
         submissions.set_job(made, "tasks")
-        tasks = _Tasks(ray, folder, launcher, str(place))
+        tasks = _Tasks(ray, folder, launcher, str(place), code)
         say(f"Running {counted(len(waiting), 'point')} on Ray; the output of each is in {place}.")
         for line in filter(None, [too_large(ray.nodes(), launcher, max(gpus[number] for number in waiting))]):
             say(line)
@@ -81,11 +84,12 @@ def too_large(nodes: Sequence[Mapping[str, Any]], launcher: LauncherConfig, gpus
 class _Tasks:
     """The tasks of one command."""
 
-    def __init__(self, ray: Any, folder: SweepFolder, launcher: LauncherConfig, place: str) -> None:
+    def __init__(self, ray: Any, folder: SweepFolder, launcher: LauncherConfig, place: str, code: Sequence[str]) -> None:
         self._ray = ray
         self._folder = folder
         self._launcher = launcher
         self._place = place
+        self._code = tuple(code)
         self._running: dict[Any, int] = {}
 
     def run(self, points: Sequence[tuple[int, int]], say: Say) -> list[str]:
@@ -113,7 +117,7 @@ class _Tasks:
             **self._launcher.extra,
         }
         task = self._ray.remote(run_point).options(**options)
-        return task.remote(str(self._folder.path), number, f"{self._place}/point-{number:03d}.log")
+        return task.remote(str(self._folder.path), number, f"{self._place}/point-{number:03d}.log", self._code)
 
     def _end(self, task: Any, number: int, say: Say) -> list[str]:
         try:

@@ -39,10 +39,12 @@ class Queued:
     state: str
 
 
-def run_on_slurm(folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[int, int], say: Say) -> LlmPerfError | None:
+def run_on_slurm(
+    folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[int, int], say: Say, code: Sequence[str] = ()
+) -> LlmPerfError | None:
     """Submit the points that are neither complete nor queued, and wait for all of them.
 
-    `gpus`: how many each point needs. Return the error that the command ends with.
+    `gpus`: how many each point needs. `code`: settings that can run code, as typed. Return the error that the command ends with.
     """
     waiting, queued = _what_is_left(folder)
     todo = [number for number in waiting if number not in queued]
@@ -51,7 +53,7 @@ def run_on_slurm(folder: SweepFolder, launcher: LauncherConfig, gpus: Mapping[in
         say(f"{_points(queued)} still queued or running (job {', '.join(jobs)}), not submitted again.")
     try:
         for count in sorted({gpus[number] for number in todo}):
-            _submit(folder, launcher, [number for number in todo if gpus[number] == count], count, say)
+            _submit(folder, launcher, [number for number in todo if gpus[number] == count], count, say, code)
         if not launcher.wait:
             say(f"Not waiting. To wait for the jobs and write the page: {resume_command(folder)} launcher.wait=true")
             return None
@@ -83,7 +85,9 @@ def _points(numbers: Sequence[int] | Mapping[int, Any]) -> str:
 # --- submitting -------------------------------------------------------------------------------------------------------
 
 
-def _submit(folder: SweepFolder, launcher: LauncherConfig, points: Sequence[int], gpus: int, say: Say) -> None:
+def _submit(
+    folder: SweepFolder, launcher: LauncherConfig, points: Sequence[int], gpus: int, say: Say, code: Sequence[str]
+) -> None:
     submissions = Submissions(folder)
     executor_kind, failures = _submitit()
     with uninterrupted():  # no signal comes between the submission and its record
@@ -91,7 +95,8 @@ def _submit(folder: SweepFolder, launcher: LauncherConfig, points: Sequence[int]
         executor = executor_kind(place)
         executor.update_parameters(**_parameters(launcher, made.name, gpus))
         try:
-            jobs = executor.map_array(become_point, [str(folder.path)] * len(points), list(points))
+            more = [[tuple(code)] * len(points)] if code else []
+            jobs = executor.map_array(become_point, [str(folder.path)] * len(points), list(points), *more)
         except failures as error:
             found = queued_points(folder)
             if not any(number in found for number in points):
