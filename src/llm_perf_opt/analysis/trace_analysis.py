@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.cpu_evidence import gather_cpu
-from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence, RunFacts, gather
+from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence, RunFacts, StageFigures, gather
 from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.trace.accounting import Account, StageTime, account
@@ -119,7 +118,7 @@ def _analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFac
         stage_why=stages.why,
         stage_coverage=stages.coverage,
         unknown_share=sum(row.share for row in kernels if row.kind is KernelClass.OTHER) if kernels else None,
-        budgets=[] if is_capture else [_budget(stage.budget, stage.unit) for stage in evidence.stages],
+        budgets=[] if is_capture else [_budget(stage) for stage in evidence.stages],
         steps=_steps(account),
         modules=modules,
         operators=operators,
@@ -209,10 +208,11 @@ def _owner_lines(rows: Sequence[OwnerRow]) -> list[OwnerLine]:
     return [OwnerLine(row.name, row.calls, row.kernels, row.self_ns, row.total_ns, row.share) for row in rows]
 
 
-def _budget(budget: StageBudget, unit: str) -> BudgetTable:
+def _budget(stage: StageFigures) -> BudgetTable:
+    budget = stage.budget
     return BudgetTable(
         stage=budget.stage,
-        unit=unit,
+        unit=stage.unit,
         units=budget.units,
         wall_ns=budget.wall_ns,
         wall_source=budget.wall_source,
@@ -220,6 +220,7 @@ def _budget(budget: StageBudget, unit: str) -> BudgetTable:
         rows=[BudgetLine(row.key.value, row.label, row.ns, row.share, row.low_ns, row.high_ns) for row in budget.rows],
         problems=[problem.what for problem in budget.problems],
         notes=list(budget.notes),
+        request_units=stage.request_units if stage.by_token else 0,
     )
 
 
@@ -228,7 +229,7 @@ def _cpu_budget(stage: HostStageEvidence) -> BudgetTable:
         ComponentTimeLine(name, {row.value: ns for row, ns in rows.items() if ns}, sum(rows.values()))
         for name, rows in stage.time.components.items()
     ]
-    return msgspec.structs.replace(_budget(stage.budget, stage.unit), components=sorted(components, key=lambda line: -line.ns))
+    return msgspec.structs.replace(_budget(stage), components=sorted(components, key=lambda line: -line.ns))
 
 
 def _device(trace: Trace) -> str:

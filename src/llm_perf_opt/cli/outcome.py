@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.cli.shared import print_json
 from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.core.run_status import status_of
-from llm_perf_opt.core.stages import STAGE_NAMES
+from llm_perf_opt.core.stages import STAGE_NAMES, Stage
 from llm_perf_opt.core.terminal import indented
 
 if TYPE_CHECKING:
@@ -28,11 +28,23 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         "status": status_of(analysis.damaged) if analysis.damaged else analysis.manifest.status,
         "why": analysis.damaged.fact if analysis.damaged else analysis.manifest.why,
         "stages": {_stage_key(stage): stage for stage in analysis.stages},
-        "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
+        "metrics": {
+            metric.key: {"unit": metric.unit, "value": metric.value, **_steps(analysis, metric.key)}
+            for metric in analysis.metrics
+        },
         "inputs": analysis.inputs,
         "stability": analysis.stability,
         "warnings": [warning.text for warning in analysis.warnings],
     }
+
+
+def _steps(analysis: "RunAnalysis", key: str) -> dict[str, int]:
+    """Return how many decode steps a metric covers; empty for one that is not a mean over them."""
+    from llm_perf_opt.analysis.metrics import METRICS
+    from llm_perf_opt.core.records import Missing
+
+    of_decode = any(metric.key == key and metric.stage is Stage.DECODE for metric in METRICS)
+    return {"steps": analysis.timings.workload.decode_steps} if of_decode and not isinstance(analysis.timings, Missing) else {}
 
 
 def _status(folder: "RunFolder") -> str:
