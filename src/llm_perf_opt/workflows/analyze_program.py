@@ -108,6 +108,9 @@ def _operators(run: RunReader) -> Maybe[tuple[OperatorRow, ...]]:
 
 
 def _with_totals(row: OperatorRow, profile: ProgramProfile) -> OperatorRow:
+    if profile.operators_why:
+        missing = Missing(profile.operators_why)
+        return replace(row, cpu_memory_bytes=missing, device_memory_bytes=missing, flops=missing)
     found = profile.operators.get(row.name)
     memory, flops = profile.settings.get("profile_memory"), profile.settings.get("with_flops")
     sizes: tuple[Maybe[int], Maybe[int]] = (_NO_MEMORY, _NO_MEMORY)
