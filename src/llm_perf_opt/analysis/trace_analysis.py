@@ -42,7 +42,7 @@ from llm_perf_opt.analysis.trace.stage_launches import kernels_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.analysis.trace.step_components import component_table
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.traces.events import Trace, different
+from llm_perf_opt.traces.events import GPUS, Trace, different
 from llm_perf_opt.traces.health import examined
 
 _NOTHING = GpuTotals(None, None, None, None, None)
@@ -144,9 +144,10 @@ def _host_only(trace: Trace, stages: TraceStages, evidence: Evidence, source: st
     instances = stages.instances
     walls = {name: instances.rows(stages.rows_of(name)) for name in stages.names}
     of_a_cpu_run = not isinstance(evidence.facts.timings, Missing) and not evidence.facts.on_gpu
+    no_gpu = of_a_cpu_run or trace.facts.get(GPUS) == "0"
     return msgspec.structs.replace(
         _without_figures(trace, source, "" if evidence.on_cpu else _NO_WORK.what),
-        problems=_problems(trace) if of_a_cpu_run else _with_no_work(_problems(trace)),
+        problems=_of_the_cpu(_problems(trace)) if no_gpu else _with_no_work(_problems(trace)),
         device=ON_CPU if evidence.on_cpu else "",
         budgets=[_cpu_budget(stage) for stage in evidence.on_cpu],
         stages=[StageLine(name, len(rows), exact_sum(rows.end_ns - rows.start_ns), *[None] * 5) for name, rows in walls.items()],
@@ -175,6 +176,11 @@ _NO_WORK = ProblemLine(
     fatal=False,
     remedy="If the program used a GPU, record CUDA activity as well.",
 )
+
+
+def _of_the_cpu(problems: list[ProblemLine]) -> list[ProblemLine]:
+    """Leave out that there is no device work: there was no device to work on."""
+    return [problem for problem in problems if problem.id != _NO_WORK.id]
 
 
 def _with_no_work(problems: list[ProblemLine]) -> list[ProblemLine]:

@@ -1,6 +1,5 @@
 """The result of a run, as `run`, `report`, `exec`, `import` and `serve` print it."""
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.cli.shared import print_json
@@ -87,9 +86,8 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 
 
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
-    """Print the result of `llm-perf exec`."""
+    """Print the result of `llm-perf exec`; report.md has it as Markdown."""
     from llm_perf_opt.core.records import Missing
-    from llm_perf_opt.report.markdown import render_markdown
     from llm_perf_opt.report.terminal import render_text
     from llm_perf_opt.workflows.analyze_program import program_document
 
@@ -99,7 +97,7 @@ def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) 
         print_json({"run": str(folder.path), "status": found.manifest.status, **values})
         return
     document = program_document(found)
-    print(render_text(document) if sys.stdout.isatty() else render_markdown(document))
+    print(render_text(document))
     print(f"output: {output}")
     print(f"report: {folder.report_file}")
 

@@ -45,7 +45,7 @@ class Profiled:
     """Whether torch could not read its own events, so that what only they have is missing."""
 
 
-_UNREADABLE = Missing("torch could not read its own events: with stacks, it loses the names of functions that are freed meanwhile")
+_UNREADABLE = Missing("torch could not read its own events: with stacks, it loses names of functions that are freed meanwhile")
 
 
 def _readable(read: Callable[[], T]) -> Maybe[T]:
