@@ -41,7 +41,7 @@ def what_ran(timings: CleanTimings) -> str:
     prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
     weights = "" if model.weights is None else f", {model.weights.words}"
     return (
-        f"{model.name} ({count(model.parameters)} parameters, {model.dtype}{weights}) on {model.device_name}"
+        f"{model.name} ({count(model.parameters)} {model.parameters_words}, {model.dtype}{weights}) on {model.device_name}"
         f"{split_words(timings)}: batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
         f"{model.cache} cache, compile {model.compile}, attention {model.attention}{_ran_by(timings)}."
     )
@@ -260,7 +260,10 @@ def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> Table:
         ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, memory_size)),
         ("Device memory in use at the end, all processes", cell(memory.device_used_bytes, memory_size)),
         (_resident(timings), cell(memory.process_rss_bytes, memory_size)),
-        ("Weights", f"{memory_size(model.weight_bytes)} ({model.parameters:,} parameters{_quantized_words(model)})"),
+        (
+            "Weights",
+            f"{memory_size(model.weight_bytes)} ({model.parameters:,} {model.parameters_words}{_quantized_words(model)})",
+        ),
     ]
     for row in rows:
         table.add(*row)

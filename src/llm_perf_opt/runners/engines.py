@@ -159,6 +159,7 @@ def engine_model_facts(
         logits=words.logits,
         architecture=plain_config(architecture.to_dict()),
         last_level_cache_bytes=last_level_cache_of(device),
+        counted_on="configuration",
     )
 
 
