@@ -70,8 +70,8 @@ class ModelFacts:
     substages: dict[str, str] = field(default_factory=dict)
     """The timed sub-stages: name → path of the submodule. Empty in older runs."""
     counted_on: Literal["", "module", "configuration"] = ""
-    """What `parameters` was counted on: the module that ran, or one built from its configuration. Empty: the runner states it, and
-    in older runs."""
+    """What `parameters` was counted on: the module that ran, or one built from its configuration. Empty: the runner states it, or
+    the run is older."""
     stated_parameters: int | None = None
     """What the runner states, if the module that ran has another number of parameters."""
 
