@@ -181,7 +181,7 @@ def test_a_runner_of_ones_own_is_measured(tmp_path: Path) -> None:
     assert timings["runtime"]["engine"] == {"step_ms": 2}
     assert all(len(one["steps_ns"]) == 5 and min(one["steps_ns"]) >= 2_000_000 for one in timings["iterations"])
     report = (run / "report.md").read_text()
-    assert (timings["model"]["counted_on"], timings["model"].get("stated_parameters")) == ("configuration", None)
+    assert timings["model"]["weights"]["counted_on"] == "configuration"
     assert "parameters by its configuration" in report
     assert "run by echo 1.0" in report
     assert timings["runtime"]["method"] in report
@@ -386,8 +386,8 @@ def open_own(request):
     done = llm_perf(*words, cwd=tmp_path, site=site)
     assert done.returncode == 0, done.stderr
     model = json.loads((tmp_path / "run/raw/clean/timings.json").read_text())["model"]
-    assert (model["parameters"], model["weight_bytes"], model["counted_on"]) == (77, 308, "module")
-    assert model["stated_parameters"] > 4_000_000
+    assert (model["parameters"], model["weight_bytes"], model["weights"]["counted_on"]) == (77, 308, "module")
+    assert model["weights"]["stated_parameters"] > 4_000_000
     found = json.loads(done.stdout)
-    assert any(f"{model['stated_parameters']:,}" in text for text in found["warnings"])
+    assert any(f"{model['weights']['stated_parameters']:,}" in text for text in found["warnings"])
     assert "77 parameters" in (tmp_path / "run/report.md").read_text()

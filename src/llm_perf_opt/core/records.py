@@ -69,16 +69,6 @@ class ModelFacts:
     """None in older runs, which did not record it."""
     substages: dict[str, str] = field(default_factory=dict)
     """The timed sub-stages: name → path of the submodule. Empty in older runs."""
-    counted_on: Literal["", "module", "configuration"] = ""
-    """What `parameters` was counted on: the module that ran, or one built from its configuration. Empty: the runner states it, or
-    the run is older."""
-    stated_parameters: int | None = None
-    """What the runner states, if the module that ran has another number of parameters."""
-
-    @property
-    def parameters_words(self) -> str:
-        """The word after the number of parameters, with what it was counted on if not on the module that ran."""
-        return "parameters by its configuration" if self.counted_on == "configuration" else "parameters"
 
 
 @dataclass(frozen=True)

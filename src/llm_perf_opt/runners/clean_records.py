@@ -42,7 +42,7 @@ def timings_record(session: Session, measured: Measured, meter: RequestMeter) ->
         )
     facts = replace(_counted(session), substages={**session.config.model.substages, **session.vision_substages})
     return CleanTimings(
-        model=facts if facts.weights else replace(facts, weights=weight_facts(session.config.model)),
+        model=facts,
         workload=session.workload,
         clock=session.clock,
         load_s=session.load_s,
@@ -68,12 +68,16 @@ def _counted(session: Session) -> ModelFacts:
     Quantized layers and the parts of several ranks have other tensors than the model: their runner counts before.
     """
     facts, model = session.runner.facts, session.model
-    if model is None or session.ranks is not None or (facts.weights is not None and facts.weights.quantized is not None):
-        return facts
+    weights = facts.weights or weight_facts(session.config.model)
+    if model is None:
+        return replace(facts, weights=replace(weights, counted_on="configuration"))
+    if session.ranks is not None or weights.quantized is not None:
+        return replace(facts, weights=replace(weights, counted_on="module"))
     tensors = list(model.parameters())
     count, size = sum(tensor.numel() for tensor in tensors), sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     stated = None if count == facts.parameters else facts.parameters
-    return replace(facts, parameters=count, weight_bytes=size, counted_on="module", stated_parameters=stated)
+    weights = replace(weights, counted_on="module", stated_parameters=stated)
+    return replace(facts, parameters=count, weight_bytes=size, weights=weights)
 
 
 def _agreement(reference: list[list[int]] | None, tokens: list[list[int]]) -> TokenAgreement | None:

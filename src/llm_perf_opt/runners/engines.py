@@ -159,7 +159,6 @@ def engine_model_facts(
         logits=words.logits,
         architecture=plain_config(architecture.to_dict()),
         last_level_cache_bytes=last_level_cache_of(device),
-        counted_on="configuration",
     )
 
 

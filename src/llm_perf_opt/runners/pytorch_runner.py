@@ -267,7 +267,6 @@ def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str
         logits="last token" if keep_last else "whole prompt",
         architecture=plain_config(config.to_dict()),
         last_level_cache_bytes=last_level_cache_of(device),
-        counted_on="module",
     )
 
 
