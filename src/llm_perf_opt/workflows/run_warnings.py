@@ -103,7 +103,8 @@ def _timing_warnings(timings: CleanTimings) -> Iterator[RunWarning]:
     if weights is not None and weights.stated_parameters is not None:
         words = (
             f"The runner states {weights.stated_parameters:,} parameters, but the module that ran has "
-            f"{timings.model.parameters:,}, which are shown. FLOPs, bytes and roofline times are those of the stated configuration, so they may be wrong."
+            f"{timings.model.parameters:,}, which are shown. "
+            "FLOPs, bytes and roofline times are those of the stated configuration, so they may be wrong."
         )
         yield RunWarning(WarningId.OTHER_PARAMETERS, words)
     if not timings.stable:
