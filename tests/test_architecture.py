@@ -131,7 +131,7 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_nothing_stands_outside_the_rooms() -> None:
     beside = {path.name for path in ROOT.iterdir() if path.name != "__pycache__"}
-    assert beside == {*FLOORS, "__init__.py", "__main__.py"}
+    assert beside == {*FLOORS, "__init__.py", "__main__.py", "py.typed"}
 
 
 def test_imports_run_downward(capsys: pytest.CaptureFixture[str]) -> None:

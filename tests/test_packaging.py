@@ -1,5 +1,6 @@
 """The wheel works from an empty folder; every task of the project file still runs."""
 
+import importlib.resources
 import json
 import os
 import shlex
@@ -27,6 +28,7 @@ def test_wheel_runs_from_an_empty_folder(tmp_path: Path) -> None:
     empty.mkdir()
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
     subprocess.run(install, check=True, capture_output=True, timeout=HANG_S)
+    assert (site / "llm_perf_opt" / "py.typed").is_file()
     environment = {**os.environ, "PYTHONPATH": str(site)}
     where = [sys.executable, "-c", "import llm_perf_opt; print(llm_perf_opt.__file__)"]
     found = subprocess.run(where, cwd=empty, env=environment, capture_output=True, text=True, check=True).stdout
@@ -49,6 +51,10 @@ def test_wheel_runs_from_an_empty_folder(tmp_path: Path) -> None:
     assert (run / "report.md").exists()
     script = (site / "bin" / "llm-perf").read_text()
     assert "llm_perf_opt.cli.app" in script
+
+
+def test_type_checkers_read_the_annotations() -> None:
+    assert importlib.resources.files("llm_perf_opt").joinpath("py.typed").is_file()
 
 
 def test_tasks_are_the_ones_people_know() -> None:

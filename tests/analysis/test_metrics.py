@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import MS, clean_timings, in_a_row, iteration, torch_pass, workload
+from llm_perf_opt.analysis.evidence import RunFacts, unprofiled_wall
 from llm_perf_opt.analysis.limits.efficiency import stage_samples
 from llm_perf_opt.analysis.metrics import METRICS, NO_DECODE, compile_seconds, context_drift, metrics, stage_timings
 from llm_perf_opt.core.records import (
@@ -330,3 +331,14 @@ def test_an_engine_hands_its_tokens_over_on_the_host() -> None:
     engine = clean_timings(runtime=RuntimeFacts("vllm", "1", "by arrival"))
     assert "ready on the device" in metrics(clean_timings())[0].definition
     assert "returned to the caller on the host" in metrics(engine)[0].definition
+
+
+@given(
+    steps=st.lists(st.integers(1, 20 * MS), min_size=2, max_size=40),
+    spread=st.lists(st.integers(0, MS), min_size=1, max_size=9),
+)
+def test_a_budget_of_all_steps_is_the_time_per_output_token(steps: list[int], spread: list[int]) -> None:
+    timings = clean_timings([iteration(steps_ns=(steps[0] + more, *steps[1:])) for more in spread])
+    wall, _, _ = unprofiled_wall("decode", "token", len(steps), RunFacts(timings=timings))
+    assert wall is not None
+    assert abs(wall - figure(timings, "tpot").median * len(steps)) <= 0.5 + 1e-6, "up to the rounding to a nanosecond"

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -21,14 +22,13 @@ import command
 from command import HANG_S
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.cli.exec import run_name
-from llm_perf_opt.cli.outcome import print_program
-from llm_perf_opt.core.errors import LlmPerfError
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.profiling import python_program
+from llm_perf_opt.profiling.program import only_pass
 from llm_perf_opt.profiling.vendor import probe
 from llm_perf_opt.profiling.vendor.logs import AGENT_LOST, nsys_log_problems
 from llm_perf_opt.profiling.vendor.tool_pass import STARTS
-from llm_perf_opt.workflows.analyze_program import analyze_program
-from llm_perf_opt.workflows.run_reader import RunReader
 
 SCRIPT = """
 import sys, time, nvtx
@@ -275,29 +275,44 @@ def test_a_program_that_fails_is_an_error_whatever_tools_are_here(without_tools:
     assert "output: " in done.stdout, "where to look is said all the same"
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_the_page_is_laid_out_on_a_terminal_and_markdown_elsewhere(without_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    CliRunner().invoke(app, ["exec", "--quiet", "--", sys.executable, "job.py"])
+def test_the_page_is_laid_out_wherever_it_is_printed(without_tools: Path) -> None:
+    done = CliRunner().invoke(app, ["exec", "--quiet", "--", sys.executable, "job.py"])
     folder = RunFolder.open(only_run(without_tools)[0])
-    shown: list[str] = []
-    monkeypatch.setenv("COLUMNS", "100")
-    for screen in (Terminal(), io.StringIO()):
-        monkeypatch.setattr(sys, "stdout", screen)
-        print_program(folder, analyze_program(RunReader(folder)), as_json=False)
-        shown.append(screen.getvalue())
-    laid_out, markdown = shown
-    assert "|---" in markdown
-    assert "## Output" in markdown
-    assert "|" not in laid_out
-    assert "##" not in laid_out
-    assert "```" not in laid_out
-    for text in shown:
-        assert "last words" in text
-        assert str(folder.log_file("program")) in text
+    assert not re.search(r"\||##|```|\\[_*`]", done.stdout), "Markdown is in report.md"
+    assert "## Output" in folder.report_file.read_text()
+    assert "last words" in done.stdout
+    assert str(folder.log_file("program")) in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "times"),
+    [
+        ([], "once, in the pass program"),
+        (["--once"], "once, in the pass program"),
+        (["--passes", "program,nsys"], "2 times, once per pass: program, nsys"),
+    ],
+)
+def test_how_often_the_program_runs_is_said_before_it_starts(without_tools: Path, words: list[str], times: str) -> None:
+    done = CliRunner().invoke(app, ["exec", *words, "--", "sh", "-c", "echo x >> ran"])
+    first, *later = done.stderr.splitlines()
+    assert times in first
+    assert any(line.startswith("program: running the program") for line in later)
+    assert not any("starting" in line for line in later)
+    assert (without_tools / "ran").read_text() == "x\n", "nsys is not here"
+
+
+def test_a_python_program_that_runs_once_does_so_under_torch(without_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_program, "ask", lambda *_, **__: "torch")
+    assert only_pass([sys.executable, "job.py"]) == "torch"
+    assert only_pass(["sh", "job.sh"]) == "program"
+    monkeypatch.setattr(python_program, "ask", lambda *_, **__: "")
+    assert only_pass([sys.executable, "job.py"]) == "program", "its interpreter has no torch"
+    done = CliRunner().invoke(app, ["exec", "--once", "--passes", "program,torch", "--", sys.executable, "job.py"])
+    assert isinstance(done.exception, ConfigError)
+    assert "--passes" in done.exception.fact
+    assert not (without_tools / "runs").exists()
+    done = CliRunner().invoke(app, ["exec", "--once", "--passes", "program", "--", sys.executable, "job.py"])
+    assert [entry["name"] for entry in only_run(without_tools)[1]["passes"]] == ["program"]
 
 
 @pytest.mark.slow
@@ -387,3 +402,22 @@ def test_what_holds_arguments_or_output_is_for_its_owner_alone(tmp_path: Path) -
     assert {path.name for path in holding} >= {"run.json", "cmd.txt", "log.txt"}
     assert {path.relative_to(run): oct(path.stat().st_mode & 0o777) for path in holding if path.stat().st_mode & 0o077} == {}
     assert {path.stat().st_mode & 0o777 for path in (run, *run.rglob("*")) if path.is_dir()} == {0o775}
+
+
+@pytest.fixture(scope="session")
+def profiled_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a program of a user's own, with a model of its own, under torch.profiler."""
+    folder = tmp_path_factory.mktemp("profiled_program")
+    (folder / "job.py").write_text("import torch\nfor _ in range(20):\n    torch.relu(torch.ones(4, 4))\n")
+    done = command.llm_perf("exec", "--quiet", "--once", "--", sys.executable, "job.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return only_run(folder)[0]
+
+
+def test_a_program_is_not_a_model_of_llm_perf(profiled_program: Path) -> None:
+    done = command.llm_perf("analyze", "--json", str(profiled_program), cwd=profiled_program)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "config.yaml" not in done.stdout + done.stderr, "it is valid: a program has no model and no runtime"
+    assert [problem["id"] for problem in found["problems"]] == [], "there is no GPU, and no use of shapes"
+    assert all(not finding["overrides"] for finding in found["findings"]), "the settings are not those of this program"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from docs_commands import commands
 from llm_perf_opt.analysis.trace.stages import find_stages
@@ -180,6 +181,8 @@ def test_a_runner_of_ones_own_is_measured(tmp_path: Path) -> None:
     assert timings["runtime"]["engine"] == {"step_ms": 2}
     assert all(len(one["steps_ns"]) == 5 and min(one["steps_ns"]) >= 2_000_000 for one in timings["iterations"])
     report = (run / "report.md").read_text()
+    assert timings["model"]["weights"]["counted_on"] == "configuration"
+    assert "parameters by its configuration" in report
     assert "run by echo 1.0" in report
     assert timings["runtime"]["method"] in report
 
@@ -343,3 +346,48 @@ def test_a_setting_without_effect_is_refused(words: list[str], said: str) -> Non
 def test_engine_arguments_keep_their_types() -> None:
     words = ["runtime=vllm", "runtime.engine.enforce_eager=true", "runtime.engine.block_size=16", "runtime.engine.x={a: [1, 2]}"]
     assert compose(words).config.runtime.engine == {"enforce_eager": True, "block_size": 16, "x": {"a": [1, 2]}}
+
+
+@pytest.mark.parametrize("words", [["model=tiny_vlm"], ["model=tiny_vlm", "dataset=image_folder", "dataset.path=pages"]])
+@pytest.mark.parametrize("entry", ["echo_runner:open_echo", "echo_runner:RUNTIME"])
+def test_images_that_a_runner_does_not_take_are_refused_before_anything_starts(
+    tmp_path: Path, words: list[str], entry: str
+) -> None:
+    (tmp_path / "pages").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "pages" / "a.png")
+    site = bring(tmp_path / "site", "echo", entry, the_minimal_runner() + RECORD)
+    done = llm_perf("run", "-q", "runtime=echo", "profiling=none", *SHORT, *words, cwd=tmp_path, site=site)
+    assert done.returncode == 2
+    assert "runtime=echo accepts token ids only" in done.stderr
+    assert "dataset.images=0" in done.stderr
+    assert "images=True" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_parameters_are_those_of_the_module_that_ran(tmp_path: Path) -> None:
+    module = (
+        the_minimal_runner()
+        + """
+import torch
+
+
+class OwnModule(EchoRunner):
+    def __init__(self, request):
+        super().__init__(request)
+        self.model = torch.nn.Linear(10, 7)
+
+
+def open_own(request):
+    return OwnModule(request)
+"""
+    )
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_own", module)
+    words = ["run", "-q", "--json", "runtime=echo", "profiling=none", "hardware=cpu", *SHORT, f"hydra.run.dir={tmp_path / 'run'}"]
+    done = llm_perf(*words, cwd=tmp_path, site=site)
+    assert done.returncode == 0, done.stderr
+    model = json.loads((tmp_path / "run/raw/clean/timings.json").read_text())["model"]
+    assert (model["parameters"], model["weight_bytes"], model["weights"]["counted_on"]) == (77, 308, "module")
+    assert model["weights"]["stated_parameters"] > 4_000_000
+    found = json.loads(done.stdout)
+    assert any(f"{model['weights']['stated_parameters']:,}" in text for text in found["warnings"])
+    assert "77 parameters" in (tmp_path / "run/report.md").read_text()

@@ -1,5 +1,6 @@
 """The torch.profiler pass of a user's Python program."""
 
+import gzip
 import json
 import sys
 from dataclasses import replace
@@ -8,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import CaptureError, ConfigError, ResourceError
-from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.host_records import ProgramProfile
+from llm_perf_opt.core.records import Missing, OperatorRow
+from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.profiling import python_program as module
 from llm_perf_opt.profiling.program import NCU, NSYS, ExecRequest, check_request
 from llm_perf_opt.profiling.python_program import PythonProgram, check_python, profiled_argv, python_program
+from llm_perf_opt.runners.measure import program_profiler
+from llm_perf_opt.runners.measure.torch_profiler import PRESETS
+from llm_perf_opt.workflows.analyze_program import _with_totals
 
 
 @pytest.mark.parametrize(
@@ -103,3 +108,21 @@ def test_options_of_a_pass_that_does_not_run_are_refused(request_: ExecRequest, 
 
 def test_the_gate_is_also_that_of_ncu() -> None:
     check_request(ExecRequest(("true",), passes=("program", "nsys", "ncu"), nsys=replace(NSYS, capture="cudaProfilerApi")))
+
+
+def test_names_that_torch_lost_do_not_lose_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> list[object]:
+        raise UnicodeDecodeError("utf-8", b"\x95", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr("torch.profiler.profile.key_averages", lost)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code = "import torch; torch.mm(torch.ones(2, 3), torch.ones(3, 4))"
+    monkeypatch.setattr(sys, "argv", ["program_profiler.py", str(tmp_path), "max", json.dumps(PRESETS["max"]), "-c", code])
+    program_profiler.main()
+    assert b"aten::mm" in gzip.decompress((tmp_path / "trace.json.gz").read_bytes())
+    facts = read_record(tmp_path / "program.json", ProgramProfile)
+    assert facts.worked
+    assert facts.operators == {}
+    assert "invalid start byte" in facts.operators_why
+    row = _with_totals(OperatorRow("aten::mm", 1, 2, 2, 0, 0, 0, 0), facts)
+    assert row.flops == row.cpu_memory_bytes == Missing(facts.operators_why)

@@ -25,6 +25,9 @@ ATTACKS = (
     "javascript:window.hacked=1",
     *HOSTILE_NAMES,
 )
+LINKS_IN_SIGHT = """[...new Set([...document.querySelectorAll('#{} a')].map(link => {{
+    const inside = link.closest('.scroll').getBoundingClientRect(), shown = link.getBoundingClientRect();
+    return shown.left >= inside.left && shown.right <= inside.right; }}))]"""
 COMMITS = [f"{number:x}" * 40 for number in range(6)]
 
 
@@ -93,7 +96,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for model in ("one", "two")
         for batch in (1, 8, 16, 32, 64)
     ]
-    found = fleet(folder, [*many, *[Made(hardware=name, status="partial", why=name) for name in ATTACKS]])
+    partial = [*ATTACKS, "There is no nsys; see `llm-perf doctor`."]
+    found = fleet(folder, [*many, *[Made(hardware=name, status="partial", why=name) for name in partial]])
     path = folder / "runs" / "index.html"
     path.write_text(render_html(fleet_document(found)), encoding="utf-8")
     return path
@@ -107,9 +111,14 @@ def test_the_page_works_from_disk(chromium: Chromium, page: Path, width: int, sc
     chromium.requests.clear()
     chromium.open(page)
     rows = "document.querySelectorAll('#runs-table tbody tr').length"
-    whole = 60 + len(ATTACKS)
+    whole = 60 + len(ATTACKS) + 1
     assert whole > MOST_WITHOUT_SCRIPT
     assert chromium.ask(rows) == whole
+    for table in ("best-table", "runs-table"):
+        assert chromium.ask(LINKS_IN_SIGHT.format(table)) == [True], table
+    assert chromium.ask("document.querySelector('h1').textContent") == "Overview of runs"
+    told = "[...document.querySelectorAll('#runs-table td code')].map(code => code.textContent)"
+    assert "llm-perf doctor" in chromium.ask(told)
     pick = """(() => {{ const field = [...document.querySelectorAll('[data-rows="runs-table"] label')]
         .find(label => label.textContent.startsWith('{name}')).querySelector('select');
         field.value = [...field.options].find(option => option.dataset.text === '{value}').value;

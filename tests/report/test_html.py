@@ -10,7 +10,27 @@ from llm_perf_opt.analysis.metrics import NO_DECODE, metrics
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.sweep import pareto_front, sweep_rows
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.html import MOST_BYTES
+from llm_perf_opt.report.document import (
+    Advice,
+    AdviceCards,
+    Banner,
+    Block,
+    Card,
+    Cards,
+    Cell,
+    Column,
+    Document,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    Share,
+    StackedBar,
+    Table,
+    Unavailable,
+    name_cell,
+)
+from llm_perf_opt.report.html import MOST_BYTES, render_html
 from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernels_table
 from llm_perf_opt.report.sweep import SweepReport
 from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
@@ -178,3 +198,26 @@ def test_a_sweep_in_markdown_is_sound() -> None:
     assert page.markup == plain.markup
     assert [len(table) for table in page.tables] == [6, 6]
     assert "out of | <b>memory</b> # not a heading" in page.text
+
+
+def test_code_in_any_text_is_markup_and_names_stay_as_they_are() -> None:
+    """Every text of every kind of block has a command between backticks; attributes and names are not sentences."""
+    said = "see `llm-perf doctor`, and a < b"
+    table = Table("t", said, [Column("what"), Column("value")], foot=said, dropped=[said])
+    table.add(Cell(said, below=said), Missing(said))
+    table.add(name_cell("a`b`c `d`"), "1")
+    facets = Table("f", said, [Column("what"), Column("value")], facets=("what",))
+    facets.add(Cell(said, below=said), "1")
+    advice = Advice("id", said, said, "", said, said, said, "", said, [said])
+    share = Share("label", "1 ms", "100 %", 1.0, "#000000")
+    blocks: list[Block] = [
+        Paragraph(said), Items([Item(said, said, [said])]), Unavailable("What:", said), Cards([Card("name", "1", said)]),
+        Banner([Item(said, said, [said]), Item(said, said)]), AdviceCards([advice]), StackedBar("b", "title", said, [share]),
+        table, facets,
+    ]  # fmt: skip
+    document = Document("title", said, said, [Section("s", "Section", blocks)])
+    page = re.sub(r"<script.*?</script>|<style.*?</style>", "", render_html(document), flags=re.DOTALL)
+    shown = re.sub(r'="[^"]*"', "", page)
+    assert shown.count("<code>llm-perf doctor</code>, and a &lt; b") == shown.count("llm-perf doctor") > 20
+    assert re.findall(r"[^>]*`[^<]*", shown) == ["a`b`c `d`"]
+    assert "<code>" not in "".join(re.findall(r'="[^"]*"', page))

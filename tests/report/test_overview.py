@@ -167,20 +167,24 @@ def test_a_negative_row_is_named_and_not_drawn() -> None:
     assert [(share.time, share.size) for share in found[0].shares] == [("12.00 ms", 1.0), ("-2.000 ms", 0.0)]
 
 
-def test_time_and_distance_of_a_line_belong_together() -> None:
+def test_figures_of_other_steps_say_which() -> None:
     """The trace has fewer steps than the request, whose time per token and distance differ from those of the first ones."""
     made = trace_analysis()
     lines = [BudgetLine("floor", "roofline", 2 * MS, 0.4), BudgetLine("host", "host", 3 * MS, 0.6)]
     first = altered(made.budgets[0], rows=lines, units=2, wall_ns=5 * MS)
-    analysis = full_analysis(trace=altered(made, budgets=[first]))
-    assert not isinstance(analysis.timings, Missing)
-    scope = f"2.50 × roofline over the first 2 of {analysis.timings.workload.decode_steps} steps"
-    assert scope in " ".join(overview_text(analysis).split())
+    analysis = full_analysis(trace=altered(made, budgets=[altered(first, request_units=31)]))
     found = stage_bars(analysis)
     assert not isinstance(found, Missing)
-    assert scope in found[0].detail
-    profiled = altered(first, wall_source="the trace, under the profiler")
-    assert "× roofline over" not in overview_text(full_analysis(trace=altered(made, budgets=[profiled])))
+    assert "steps 1–2 of 31" in found[0].title
+    assert "2.50 × roofline" in found[0].detail
+    cards = {card.name: card.distance for block in overview_blocks(analysis) if isinstance(block, Cards) for card in block.cards}
+    assert [name for name, words in cards.items() if "steps 1–31" in words] == ["Time per output token (TPOT)"]
+    for text in (overview_text(analysis), run_page(analysis), read(report(analysis)).text):
+        assert "steps 1–2 of 31" in " ".join(text.split())
+        assert re.search(r"steps 1–31\b", text)
+    for whole in (0, 2):  # unknown, and all
+        every = full_analysis(trace=altered(made, budgets=[altered(first, request_units=whole)]))
+        assert "steps 1–" not in overview_text(every) + run_page(every)
 
 
 def test_the_interval_of_a_row_is_shown_everywhere() -> None:

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.cpu_evidence import gather_cpu
-from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence, RunFacts, gather
+from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence, RunFacts, StageFigures, gather
 from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.trace.accounting import Account, StageTime, account
@@ -43,7 +42,7 @@ from llm_perf_opt.analysis.trace.stage_launches import kernels_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.analysis.trace.step_components import component_table
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.traces.events import Trace, different
+from llm_perf_opt.traces.events import GPUS, Trace, different
 from llm_perf_opt.traces.health import examined
 
 _NOTHING = GpuTotals(None, None, None, None, None)
@@ -119,7 +118,7 @@ def _analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFac
         stage_why=stages.why,
         stage_coverage=stages.coverage,
         unknown_share=sum(row.share for row in kernels if row.kind is KernelClass.OTHER) if kernels else None,
-        budgets=[] if is_capture else [_budget(stage.budget, stage.unit) for stage in evidence.stages],
+        budgets=[] if is_capture else [_budget(stage) for stage in evidence.stages],
         steps=_steps(account),
         modules=modules,
         operators=operators,
@@ -145,9 +144,10 @@ def _host_only(trace: Trace, stages: TraceStages, evidence: Evidence, source: st
     instances = stages.instances
     walls = {name: instances.rows(stages.rows_of(name)) for name in stages.names}
     of_a_cpu_run = not isinstance(evidence.facts.timings, Missing) and not evidence.facts.on_gpu
+    no_gpu = of_a_cpu_run or trace.facts.get(GPUS) == "0"
     return msgspec.structs.replace(
         _without_figures(trace, source, "" if evidence.on_cpu else _NO_WORK.what),
-        problems=_problems(trace) if of_a_cpu_run else _with_no_work(_problems(trace)),
+        problems=_of_the_cpu(_problems(trace)) if no_gpu else _with_no_work(_problems(trace)),
         device=ON_CPU if evidence.on_cpu else "",
         budgets=[_cpu_budget(stage) for stage in evidence.on_cpu],
         stages=[StageLine(name, len(rows), exact_sum(rows.end_ns - rows.start_ns), *[None] * 5) for name, rows in walls.items()],
@@ -176,6 +176,11 @@ _NO_WORK = ProblemLine(
     fatal=False,
     remedy="If the program used a GPU, record CUDA activity as well.",
 )
+
+
+def _of_the_cpu(problems: list[ProblemLine]) -> list[ProblemLine]:
+    """Leave out that there is no device work: there was no device to work on."""
+    return [problem for problem in problems if problem.id != _NO_WORK.id]
 
 
 def _with_no_work(problems: list[ProblemLine]) -> list[ProblemLine]:
@@ -209,10 +214,11 @@ def _owner_lines(rows: Sequence[OwnerRow]) -> list[OwnerLine]:
     return [OwnerLine(row.name, row.calls, row.kernels, row.self_ns, row.total_ns, row.share) for row in rows]
 
 
-def _budget(budget: StageBudget, unit: str) -> BudgetTable:
+def _budget(stage: StageFigures) -> BudgetTable:
+    budget = stage.budget
     return BudgetTable(
         stage=budget.stage,
-        unit=unit,
+        unit=stage.unit,
         units=budget.units,
         wall_ns=budget.wall_ns,
         wall_source=budget.wall_source,
@@ -220,6 +226,7 @@ def _budget(budget: StageBudget, unit: str) -> BudgetTable:
         rows=[BudgetLine(row.key.value, row.label, row.ns, row.share, row.low_ns, row.high_ns) for row in budget.rows],
         problems=[problem.what for problem in budget.problems],
         notes=list(budget.notes),
+        request_units=stage.request_units if stage.by_token else 0,
     )
 
 
@@ -228,7 +235,7 @@ def _cpu_budget(stage: HostStageEvidence) -> BudgetTable:
         ComponentTimeLine(name, {row.value: ns for row, ns in rows.items() if ns}, sum(rows.values()))
         for name, rows in stage.time.components.items()
     ]
-    return msgspec.structs.replace(_budget(stage.budget, stage.unit), components=sorted(components, key=lambda line: -line.ns))
+    return msgspec.structs.replace(_budget(stage), components=sorted(components, key=lambda line: -line.ns))
 
 
 def _device(trace: Trace) -> str:

@@ -1,6 +1,7 @@
 """Profile any program with the Nsight tools and torch.profiler."""
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,10 @@ _PASSES = (
     "Passes: program (unprofiled, for its time), torch (torch.profiler, for Python programs), nsys, ncu. "
     "Default: program, plus nsys and ncu if they are installed."
 )
+_ONCE = (
+    "Run the program a single time, under one pass: that of --passes; by default torch for a Python program whose interpreter "
+    "has torch, and program for any other."
+)
 _METRICS = "Metric sets, separated by commas: see `llm-perf metrics list`. Default: roofline, for ncu."
 _CAPTURE = "program: record from start to exit. cudaProfilerApi: from cudaProfilerStart to cudaProfilerStop."
 _OUT = "Run folder. Default: runs/exec/NAME/TIME, named after the script or program."
@@ -51,6 +56,7 @@ def exec_program(
     range_: Annotated[str, _option("Record only this NVTX range.", "--range", metavar="NAME@DOMAIN")] = "",
     capture: Annotated[str, _option(_CAPTURE, metavar="WHAT")] = "program",
     passes: Annotated[str | None, _option(_PASSES)] = None,
+    once: Annotated[bool, _option(_ONCE, "--once")] = False,
     torch_preset: Annotated[str, _option("What torch.profiler records: minimal, default, full or max.")] = "minimal",
     trace: Annotated[str | None, _option("What nsys traces, separated by commas. Default: what the metric sets request.")] = None,
     sample: Annotated[str, _option("CPU sampling by nsys: none, process-tree or system-wide.")] = "none",
@@ -81,8 +87,9 @@ def exec_program(
 ) -> None:
     """Profile any program: time it, run it under Nsight Systems, and read counters of its longest kernels with Nsight Compute.
 
-    The program runs once per pass. Its output is kept in raw/program/log.txt of the run. A tool that is not installed is
-    skipped unless --passes names it. For a Python program, --passes can add torch.profiler.
+    The program runs once per pass, so several times by default; with --once, it runs a single time. Its output is kept in
+    raw/PASS/log.txt of the run. A tool that is not installed is skipped unless --passes names it. For a Python program, --passes
+    can add torch.profiler.
     """
     options = dict(locals())
     note_debug(debug)
@@ -96,6 +103,8 @@ def exec_program(
 
     request = _request(options)
     check_request(request)
+    if not quiet:
+        print(_announcement(request), file=sys.stderr)
     name = run_name(program)
     folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
     with graceful_exit():
@@ -106,6 +115,31 @@ def exec_program(
         except (KeyboardInterrupt, Interrupted) as stopped:
             raise unreported(stopped, folder.path, error) from stopped
         raise_if(error)
+
+
+def _announcement(request: "ExecRequest") -> str:
+    """Return how often the program runs, before it starts: it may take long, cost money or write files."""
+    from llm_perf_opt.profiling.program import planned_runs
+
+    names = planned_runs(request)
+    if len(names) == 1:
+        return f"The program runs once, in the pass {names[0]}."
+    most = "at most " if "ncu" in names and request.passes is None else ""  # without kernels there is nothing to count
+    return f"The program runs {most}{len(names)} times, once per pass: {', '.join(names)}. With --once, it runs once."
+
+
+def _passes(given: dict[str, Any]) -> tuple[str, ...] | None:
+    """Return the requested passes; None: the default ones."""
+    from llm_perf_opt.core.errors import ConfigError
+    from llm_perf_opt.profiling.program import only_pass
+
+    named = None if given["passes"] is None else tuple(_words(given["passes"]))
+    if not given["once"]:
+        return named
+    if named is not None and len(set(named)) != 1:
+        fact = f"--once runs the program under one pass, but --passes names {len(set(named))}: {', '.join(named) or 'none'}."
+        raise ConfigError(fact, "Name one pass, or leave out --once.")
+    return named or (only_pass(given["program"]),)
 
 
 def _request(given: dict[str, Any]) -> "ExecRequest":
@@ -128,7 +162,7 @@ def _request(given: dict[str, Any]) -> "ExecRequest":
     shown, hidden, kernels, hidden_kernels = map(several, ("regions", "without_regions", "kernels", "without_kernels"))
     return ExecRequest(
         argv=tuple(given["program"]),
-        passes=None if given["passes"] is None else tuple(_words(given["passes"])),
+        passes=_passes(given),
         range=given["range_"],
         metrics=MetricsConfig(
             sets, several("add"), several("remove"), several("section"), own_sets(sets or (), given["config_dir"])

@@ -1,12 +1,11 @@
 """The result of a run, as `run`, `report`, `exec`, `import` and `serve` print it."""
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.cli.shared import print_json
 from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.core.run_status import status_of
-from llm_perf_opt.core.stages import STAGE_NAMES
+from llm_perf_opt.core.stages import STAGE_NAMES, Stage
 from llm_perf_opt.core.terminal import indented
 
 if TYPE_CHECKING:
@@ -28,11 +27,23 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         "status": status_of(analysis.damaged) if analysis.damaged else analysis.manifest.status,
         "why": analysis.damaged.fact if analysis.damaged else analysis.manifest.why,
         "stages": {_stage_key(stage): stage for stage in analysis.stages},
-        "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
+        "metrics": {
+            metric.key: {"unit": metric.unit, "value": metric.value, **_steps(analysis, metric.key)}
+            for metric in analysis.metrics
+        },
         "inputs": analysis.inputs,
         "stability": analysis.stability,
         "warnings": [warning.text for warning in analysis.warnings],
     }
+
+
+def _steps(analysis: "RunAnalysis", key: str) -> dict[str, int]:
+    """Return how many decode steps a metric covers; empty for one that is not a mean over them."""
+    from llm_perf_opt.analysis.metrics import METRICS
+    from llm_perf_opt.core.records import Missing
+
+    of_decode = any(metric.key == key and metric.stage is Stage.DECODE for metric in METRICS)
+    return {"steps": analysis.timings.workload.decode_steps} if of_decode and not isinstance(analysis.timings, Missing) else {}
 
 
 def _status(folder: "RunFolder") -> str:
@@ -75,9 +86,8 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 
 
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
-    """Print the result of `llm-perf exec`."""
+    """Print the result of `llm-perf exec`; report.md has it as Markdown."""
     from llm_perf_opt.core.records import Missing
-    from llm_perf_opt.report.markdown import render_markdown
     from llm_perf_opt.report.terminal import render_text
     from llm_perf_opt.workflows.analyze_program import program_document
 
@@ -87,7 +97,7 @@ def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) 
         print_json({"run": str(folder.path), "status": found.manifest.status, **values})
         return
     document = program_document(found)
-    print(render_text(document) if sys.stdout.isatty() else render_markdown(document))
+    print(render_text(document))
     print(f"output: {output}")
     print(f"report: {folder.report_file}")
 

@@ -82,6 +82,8 @@ class Runtime:
     """Whether it takes `runtime.engine.*`; otherwise `runtime.cache`, `attn_implementation` and `compile` apply."""
     steppable: bool | None = None
     """Whether llm-perf calls its steps and sees its modules; None: unknown until it is opened."""
+    images: bool = False
+    """Whether its runner takes the images of prompts (`Prompts.images`); otherwise runs with images are rejected."""
     needs: str = ""
     """The import name of the package that it requires."""
     install: str = ""

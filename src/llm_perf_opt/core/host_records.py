@@ -99,3 +99,5 @@ class ProgramProfile:
     operators: dict[str, OperatorTotals] = field(default_factory=dict)
     worked: bool = True
     """Whether the trace contains an operator."""
+    operators_why: str = ""
+    """Why the FLOPs and memory of operators are missing although they were recorded; empty if they are not missing."""

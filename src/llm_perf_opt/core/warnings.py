@@ -16,6 +16,8 @@ class WarningId(str, Enum):
     """A number exceeds what the hardware can do."""
     OTHER_ARCHITECTURE = "other_architecture"
     """The weights do not have the shape that the name of the model stands for."""
+    OTHER_PARAMETERS = "other_parameters"
+    """The module that ran has another number of parameters than its runner states."""
     # the times
     SPREAD_TARGET_MISSED = "spread_target_missed"
     NOT_SETTLED = "not_settled"

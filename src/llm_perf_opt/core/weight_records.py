@@ -63,6 +63,16 @@ class WeightFacts:
     """The real path of the folder with the files; empty for random weights, and in older runs."""
     conversion: ModelConversion | None = None
     """None: they ran as they are stored, or the user converted them."""
+    counted_on: Literal["", "module", "configuration"] = ""
+    """What the number of parameters was counted on: the module that ran, or the model's configuration if the runner shows no
+    module. Empty in older runs."""
+    stated_parameters: int | None = None
+    """What the runner states, if the module that ran has another number of parameters."""
+
+    @property
+    def parameters_words(self) -> str:
+        """The word after the number of parameters, with what it was counted on if not on the module that ran."""
+        return "parameters by its configuration" if self.counted_on == "configuration" else "parameters"
 
     @property
     def kind(self) -> str:

@@ -68,6 +68,8 @@ class PassPlan:
     """Called once a second while the pass runs."""
     spellings: Mapping[str, str] = field(default_factory=dict)
     """Setting of `llm-perf run` → its name in the command that the user typed, for remedies."""
+    phase: str = ""
+    """What the command does as soon as it has started, for progress; empty: it says that itself."""
 
 
 class NothingToCountError(CaptureError):
@@ -138,7 +140,8 @@ class Capture:
     def plan(self, name: str, argv: Sequence[str], version: str = "", note: str = "") -> PassPlan:
         """Return the plan of a pass with this command."""
         spellings = self.program.spellings if self.program else {}
-        return PassPlan(name, argv, self.profiling.pass_timeout_s, version, note, self.environment, spellings=spellings)
+        timeout_s, phase = self.profiling.pass_timeout_s, "running the program" if self.program else ""
+        return PassPlan(name, argv, timeout_s, version, note, self.environment, spellings=spellings, phase=phase)
 
     def started(self, name: str) -> None:
         """Announce a pass."""
@@ -225,6 +228,8 @@ def run_pass(
 
     plan = replace(plan, on_tick=lambda: listener.pass_message(plan.name, TICK))
     finished: Finished | None = None
+    if plan.phase:
+        listener.pass_message(plan.name, {"event": "phase", "text": plan.phase})
     try:
         finished = (run or plain_run())(plan, folder, on_message)
         outcome = check(_child_error(plan, finished, errors, folder))

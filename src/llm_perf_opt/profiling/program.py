@@ -39,6 +39,7 @@ from llm_perf_opt.profiling.requested_metrics import (
     with_sets,
 )
 from llm_perf_opt.profiling.vendor.gates import check_gate
+from llm_perf_opt.profiling.vendor.probe import locate
 
 SPELLINGS = {
     "profiling.pass_timeout_s": "--timeout-s",
@@ -64,6 +65,8 @@ SPELLINGS = {
 """Settings of `llm-perf run` → the options of `llm-perf exec`."""
 ONLY_BY_NAME = ("torch",)
 """Passes that run only if --passes names them: torch.profiler keeps every event of the whole program in memory."""
+TOOLS = ("nsys", "ncu")
+"""Passes that are left out if the tool of this name is not installed and --passes does not name them."""
 DEFAULT_METRICS = MetricsConfig(None, (), ())
 ALL_REGIONS = RegionsConfig((), (), (), (), aggregate=False)
 NSYS = NsysConfig(enable=True, capture="nvtx", decode_steps=None)
@@ -100,6 +103,22 @@ class ExecRequest:
 def program_passes() -> tuple[str, ...]:
     """Return the passes that can run a program, in order: each needs the results of those before it."""
     return tuple(one.name for one in known_passes() if one.programs)
+
+
+def planned_runs(request: ExecRequest) -> tuple[str, ...]:
+    """Return the passes that run the program if nothing fails: those whose tool is here, unless all were named."""
+    return tuple(
+        name for name in request.names if request.passes is not None or name not in TOOLS or locate(name).path is not None
+    )
+
+
+def only_pass(argv: Sequence[str]) -> str:
+    """Return the pass that shows most of a program in one run: torch if torch.profiler can record it, otherwise program."""
+    try:
+        check_python(argv)
+    except LlmPerfError:
+        return "program"
+    return "torch"
 
 
 def check_request(request: ExecRequest) -> None:

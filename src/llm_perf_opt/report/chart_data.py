@@ -6,13 +6,11 @@ from math import ceil, floor, log10
 from typing import Literal
 
 from llm_perf_opt.analysis.budget import BudgetKey
-from llm_perf_opt.analysis.evidence import UNITS
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import ComponentEfficiency, Efficiency, StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import UNPROFILED, BudgetTable
-from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import FLOP_RATE, duration, in_unit, scaled
 from llm_perf_opt.report.text import known, missing, then
@@ -48,13 +46,13 @@ class Waterfall:
 
     stage: str
     title: str
-    """Stage and total time, such as `decode, 18.09 ms per step`."""
+    """Stage, total time and the steps that it covers if not all, such as `decode, 18.09 ms per token, steps 1–16 of 63`."""
     uses: tuple[Use, ...]
     notes: tuple[str, ...] = ()
     times_roofline: float | None = None
     """This time divided by its own roofline time; None if that is unknown or the time is not unprofiled."""
-    steps: int | None = None
-    """Decode steps that the time is a mean of; None for other units."""
+    whole: str = ""
+    """The steps that the figures of the whole request cover, such as `steps 1–63`, if the time covers only the first of them."""
 
     @property
     def total_ns(self) -> int:
@@ -164,10 +162,10 @@ def _waterfall(table: BudgetTable, places: Mapping[str, int]) -> Waterfall:
         reached = until
     per = f" per {table.unit}" if table.units > 1 else ""
     many = f"Mean of the {table.units} {table.unit}s in the trace. " if table.units > 1 else ""
-    title = f"{table.stage}, {duration(table.wall_ns / units)}{per}"
+    title = ", ".join(filter(None, (table.stage, f"{duration(table.wall_ns / units)}{per}", table.scope)))
     notes = (f"{many}Time: {table.wall_source}.", *table.problems, *table.notes)
-    steps = table.units if table.unit == UNITS[DECODE] else None
-    return Waterfall(table.stage, title, tuple(uses), notes, _times_roofline(table), steps)
+    whole = f"steps 1–{table.request_units}" if table.scope else ""
+    return Waterfall(table.stage, title, tuple(uses), notes, _times_roofline(table), whole)
 
 
 def _times_roofline(table: BudgetTable) -> float | None:

@@ -61,9 +61,10 @@ def fleet_document(found: Fleet) -> Document:
         Section("runs", "All runs", [_runs_table(found)]),
         Section("definitions", "Definitions", [Items(_definitions(found))]),
     ]
-    shown = f"{grouped(len(found.runs))} of {grouped(found.found)} runs"
-    subtitle = f"{shown} match {' '.join(found.filters)}." if found.filters else f"{counted(found.found, 'run')}."
-    return Document(f"Runs in {found.folder}", subtitle, "", sections)
+    folder = f"the folder {found.folder}"
+    shown = f"{grouped(len(found.runs))} of {grouped(found.found)} runs in {folder}"
+    subtitle = f"{shown} match {' '.join(found.filters)}." if found.filters else f"{counted(found.found, 'run')} in {folder}."
+    return Document("Overview of runs", subtitle, "", sections)
 
 
 def _summary(found: Fleet) -> list[Block]:
@@ -171,8 +172,9 @@ def best_blocks(found: Fleet) -> list[Block]:
     if not found.best:
         return [Unavailable("Best runs:", f"no ranked run has {metric.key}")]
     columns = [
-        Column("model"), Column("weights"), Column("dtype"), Column("hardware"), Column("batch × prompt + new"),
-        *numbers(metric.key, "runs", "as good"), Column("runtime"), Column("settings"), Column("commit"), Column("run"),
+        Column("run"), Column("model"), Column("hardware"), Column("batch × prompt + new"),
+        *numbers(metric.key, "runs", "as good"), Column("weights"), Column("dtype"), Column("runtime"), Column("settings"),
+        Column("commit"),
     ]  # fmt: skip
     direction = "highest" if metric.higher_is_better else "lowest"
     foot = (
@@ -189,9 +191,9 @@ def best_blocks(found: Fleet) -> list[Block]:
 def _best_cells(row: Best, metric: MetricDefinition, found: Fleet) -> list[Cell | str]:
     run = row.run
     return [
-        run.model, run.weights or UNKNOWN, run.dtype, run.on, run.workload,
-        _reading_cell(row.reading, metric), count_cell(row.runs), count_cell(row.close), run.runtime,
-        _settings_cell(row.settings), run.version or UNKNOWN, _run_cell(run, found),
+        _run_cell(run, found), run.model, run.on, run.workload,
+        _reading_cell(row.reading, metric), count_cell(row.runs), count_cell(row.close),
+        run.weights or UNKNOWN, run.dtype, run.runtime, _settings_cell(row.settings), run.version or UNKNOWN,
     ]  # fmt: skip
 
 
@@ -258,17 +260,17 @@ def _runs_table(found: Fleet) -> Table:
     metric = metric_named(found.key)
     keys = list(dict.fromkeys(("ttft", "tpot", "decode_rate", metric.key)))
     columns = [
-        Column("created"), Column("status"), Column("model"), Column("weights"), Column("dtype"), Column("runtime"),
-        Column("hardware"), Column("batch × prompt + new"), *numbers(*keys), Column("commit"), Column("run"),
+        Column("run"), Column("created"), Column("status"), Column("model"), Column("hardware"), Column("batch × prompt + new"),
+        *numbers(*keys), Column("weights"), Column("dtype"), Column("runtime"), Column("commit"),
     ]  # fmt: skip
     facets = ("status", "model", "weights", "runtime", "hardware", "batch × prompt + new")
     table = Table("runs-table", "Every run, newest first; its path links to its report", columns, facets=facets)
     for run in found.runs:
         why = run.unranked or run.why
         table.add(
-            _time(run.created), Cell(run.status, below=_short(why), whole=why if len(why) > _LONGEST_WHY else ""), run.model,
-            run.weights, run.dtype, run.runtime or run.kind, run.on, run.workload,
-            *[_figure(run, metric_named(key)) for key in keys], run.version, _run_cell(run, found),
+            _run_cell(run, found), _time(run.created),
+            Cell(run.status, below=_short(why), whole=why if len(why) > _LONGEST_WHY else ""), run.model, run.on, run.workload,
+            *[_figure(run, metric_named(key)) for key in keys], run.weights, run.dtype, run.runtime or run.kind, run.version,
         )  # fmt: skip
     return table
 

@@ -17,7 +17,7 @@ from llm_perf_opt import __version__
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.terminal import visible
 from llm_perf_opt.report.document import Cell, Chart, Document, Drawings, Table
-from llm_perf_opt.report.text import capitalized
+from llm_perf_opt.report.text import capitalized, code_parts
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -37,6 +37,14 @@ def _as_text(value: Any) -> Any:
     from markupsafe import Markup
 
     return value if not isinstance(value, str) or isinstance(value, Markup) else visible(value)
+
+
+def _prose(text: str) -> Any:
+    """Return a sentence as markup: what stands between backticks is code."""
+    from markupsafe import Markup, escape
+
+    pieces = code_parts(visible(text))
+    return Markup("").join(Markup("<code>{}</code>").format(piece) if code else escape(piece) for piece, code in pieces)
 
 
 def render_html(document: Document) -> str:
@@ -104,6 +112,7 @@ def _environment() -> "Environment":
     )  # fmt: skip
     made.filters["quoted"] = _quoted
     made.filters["capitalized"] = capitalized
+    made.filters["prose"] = _prose
     return made
 
 

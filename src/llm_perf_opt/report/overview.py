@@ -58,7 +58,9 @@ def _figures(analysis: RunAnalysis) -> list[Block]:
             cards.append(Card(metric.label, "n/a", value.why))
         else:
             timed = definition.stage is not None and metric.unit == "ns"
-            far = distance_words(analysis, str(definition.stage)) if timed else ""
+            stage = str(definition.stage)
+            whole = next((data.whole for data in known(budget_of(analysis), ()) if data.stage == stage), "")
+            far = ", ".join(filter(None, (distance_words(analysis, stage), whole))) if timed else ""
             cards.append(Card(metric.label, with_unit(value.median, metric.unit), known_within(value, metric.unit), far))
     return [Cards(cards)] if cards else []
 
@@ -88,19 +90,11 @@ def _within(use: Use) -> str:
 
 def stage_words(analysis: RunAnalysis, data: Waterfall) -> str:
     """Return the share of a stage in a request, the distance of its budget from the roofline, and what bounds it."""
+    far = "" if data.times_roofline is None else f"{significant(data.times_roofline, 3)} × roofline"
     found, timed = _efficiency(analysis, data.stage), analysis.stage(data.stage)
     verdict = "" if found is None or found.verdict == UNKNOWN else shown_verdict(found.verdict)
     share = f"{percent(timed.share, 0)} of a request" if timed else ""
-    return ", ".join(text for text in (share, _budget_distance(analysis, data), verdict) if text)
-
-
-def _budget_distance(analysis: RunAnalysis, data: Waterfall) -> str:
-    """Return how far a budget is from its roofline, and which steps it covers if not all; empty if that is unknown."""
-    if data.times_roofline is None:
-        return ""
-    whole = known(then(analysis.timings, lambda timings: timings.workload.decode_steps), 0)
-    scope = f" over the first {data.steps} of {whole} steps" if data.steps is not None and data.steps < whole else ""
-    return f"{significant(data.times_roofline, 3)} × roofline{scope}"
+    return ", ".join(text for text in (share, far, verdict) if text)
 
 
 def distance_words(analysis: RunAnalysis, name: str) -> str:

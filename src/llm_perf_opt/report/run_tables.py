@@ -41,10 +41,15 @@ def what_ran(timings: CleanTimings) -> str:
     prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
     weights = "" if model.weights is None else f", {model.weights.words}"
     return (
-        f"{model.name} ({count(model.parameters)} parameters, {model.dtype}{weights}) on {model.device_name}"
+        f"{model.name} ({count(model.parameters)} {parameters_words(model)}, {model.dtype}{weights}) on {model.device_name}"
         f"{split_words(timings)}: batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
         f"{model.cache} cache, compile {model.compile}, attention {model.attention}{_ran_by(timings)}."
     )
+
+
+def parameters_words(model: ModelFacts) -> str:
+    """Return the word after the number of parameters, with what it was counted on if not on the module that ran."""
+    return "parameters" if model.weights is None else model.weights.parameters_words
 
 
 def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> list[tuple[str, str]]:
@@ -260,7 +265,10 @@ def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> Table:
         ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, memory_size)),
         ("Device memory in use at the end, all processes", cell(memory.device_used_bytes, memory_size)),
         (_resident(timings), cell(memory.process_rss_bytes, memory_size)),
-        ("Weights", f"{memory_size(model.weight_bytes)} ({model.parameters:,} parameters{_quantized_words(model)})"),
+        (
+            "Weights",
+            f"{memory_size(model.weight_bytes)} ({model.parameters:,} {parameters_words(model)}{_quantized_words(model)})",
+        ),
     ]
     for row in rows:
         table.add(*row)

@@ -1,5 +1,6 @@
 """Values as text, the same in every renderer: numbers with units that scale, missing values with their reason."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -38,6 +39,15 @@ def present(values: Iterable[Maybe[T]]) -> list[T]:
 def missing(named: Iterable[tuple[str, Maybe[Any]]]) -> list[tuple[str, str]]:
     """Return the name and the reason of each missing value."""
     return [(name, value.why) for name, value in named if isinstance(value, Missing)]
+
+
+_CODE = re.compile(r"(?<![\w`])`(?=\S)([^`\n]+)(?<=\S)`(?![\w`])")
+"""Code in a sentence, such as a command. The script of the pages (rows.js) has the same pattern."""
+
+
+def code_parts(text: str) -> list[tuple[str, bool]]:
+    """Return the pieces of a sentence, and whether each is code: what stands between backticks."""
+    return [(piece, bool(place % 2)) for place, piece in enumerate(_CODE.split(text)) if piece]
 
 
 def capitalized(text: str) -> str:

@@ -66,7 +66,7 @@ def budget_table(number: int, budget: BudgetTable) -> Table:
     estimated = any(row.low_ns is not None for row in budget.rows)
     names = ("time", f"per {budget.unit}", *(["interval"] if estimated else []), "share")
     columns = [Column("use"), *numbers(*names)]
-    caption = f"Where {budget.stage} goes: {duration(budget.wall_ns)} for {many}"
+    caption = f"Where {budget.stage} goes: {duration(budget.wall_ns)} for {many}{f' ({budget.scope})' if budget.scope else ''}"
     table = Table(f"budget-{number}", caption, columns)
     units = max(budget.units, 1)
     for row in (*budget.rows, BudgetLine("", "sum", budget.wall_ns, 1.0)):

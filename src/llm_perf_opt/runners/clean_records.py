@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from llm_perf_opt.config.schema import PYTORCH
-from llm_perf_opt.core.records import CleanTimings
+from llm_perf_opt.core.records import CleanTimings, ModelFacts
 from llm_perf_opt.core.weight_records import TokenAgreement
 from llm_perf_opt.runners.cpus import compute_threads
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
@@ -40,9 +40,9 @@ def timings_record(session: Session, measured: Measured, meter: RequestMeter) ->
             unstepped=meter.unstepped or runtime.unstepped,
             held_back=meter.held_back,
         )
-    facts = replace(session.runner.facts, substages={**session.config.model.substages, **session.vision_substages})
+    facts = replace(_counted(session), substages={**session.config.model.substages, **session.vision_substages})
     return CleanTimings(
-        model=facts if facts.weights else replace(facts, weights=weight_facts(session.config.model)),
+        model=facts,
         workload=session.workload,
         clock=session.clock,
         load_s=session.load_s,
@@ -60,6 +60,24 @@ def timings_record(session: Session, measured: Measured, meter: RequestMeter) ->
         runtime=runtime,
         agreement=_agreement(getattr(session.runner, "reference_tokens", None), measured.tokens),
     )
+
+
+def _counted(session: Session) -> ModelFacts:
+    """Return the facts of the model with the parameters of the module that ran, whatever the runner states.
+
+    Quantized layers and the parts of several ranks have other tensors than the model: their runner counts before.
+    """
+    facts, model = session.runner.facts, session.model
+    weights = facts.weights or weight_facts(session.config.model)
+    if model is None:
+        return replace(facts, weights=replace(weights, counted_on="configuration"))
+    if session.ranks is not None or weights.quantized is not None:
+        return replace(facts, weights=replace(weights, counted_on="module"))
+    tensors = list(model.parameters())
+    count, size = sum(tensor.numel() for tensor in tensors), sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    stated = None if count == facts.parameters else facts.parameters
+    weights = replace(weights, counted_on="module", stated_parameters=stated)
+    return replace(facts, parameters=count, weight_bytes=size, weights=weights)
 
 
 def _agreement(reference: list[list[int]] | None, tokens: list[list[int]]) -> TokenAgreement | None:

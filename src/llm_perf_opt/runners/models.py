@@ -27,6 +27,7 @@ RUNTIME = Runtime(
     "llm_perf_opt.runners.pytorch_runner:open_pytorch",
     engine=False,
     steppable=True,
+    images=True,
     packages=("torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn", "pillow"),
     marks_stages=lambda _: True,
     ranks=True,

@@ -274,13 +274,16 @@ def check_image_request(config: RunConfig, model_type: str) -> None:
         return
     if not dataset.images:
         return
-    text_only = "dataset.images=0 to run the model on text only."
+    folder = dataset.kind == "image_folder"
+    text_only = f"{'dataset=sample_prompts ' if folder else ''}dataset.images=0 to run the model on text only."
     if dataset.kind == "recorded":
         fact = f"dataset=recorded repeats token ids only, but {config.model.name} needs images."
         raise ConfigError(fact, "Choose another dataset.")
-    if traits_of(runtime.type).steppable is False:
+    traits = traits_of(runtime.type)
+    if not traits.images:
         fact = f"runtime={runtime.type} accepts token ids only, not the images of {config.model.name}."
-        raise ConfigError(fact, f"Use runtime=pytorch, or {text_only}")
+        declares = f" A runner that takes images declares it: images=True in its Runtime ({traits.provided_by})."
+        raise ConfigError(fact, f"Use runtime=pytorch, or {text_only}{declares if traits.provided_by else ''}")
     if ranks_of(config) > 1:
         fact = f"runtime.tensor_parallel={ranks_of(config)}: prompts with images are not supported."
         raise ConfigError(fact, f"Use runtime.tensor_parallel=1, or {text_only}")

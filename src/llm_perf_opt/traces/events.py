@@ -25,6 +25,8 @@ NO_NAME = -1
 EARLIEST_NS, LATEST_NS = -(2**60), 2**61
 """The first and last time that every reader accepts: 1933 and 2043, counted from 1970. Twice the difference of two such times
 fits in 64 bits. An event outside is reported as damaged."""
+GPUS = "gpus"
+"""Key in `Trace.facts`: how many GPUs the recording process could use; absent if the trace does not state it."""
 MOST_NS = 2**62
 """The durations of a table add up to less than this, so that no partial sum exceeds 64 bits."""
 MOST_NAME_BYTES = 400_000_000

@@ -36,7 +36,8 @@ def findings_of(path: Path) -> tuple[RunReader, RunAnalysis, list[Finding]]:
     run, analysis = reread(path)
     trace = analysis.trace
     if isinstance(trace, Missing):
-        raise ParseError(f"{path} has no trace to analyze: {trace.why}.", "Run it with profiling=minimal or full.")
+        again = "--passes program,torch" if run.manifest.kind == "exec" else "profiling=minimal or full"
+        raise ParseError(f"{path} has no trace to analyze: {trace.why}.", f"Run it again with {again}.")
     if not trace.complete:
         raise ParseError(f"The trace is incomplete, so there are no findings: {trace.why}.", "Record it again.")
     return run, analysis, trace.findings

@@ -108,6 +108,9 @@ def _operators(run: RunReader) -> Maybe[tuple[OperatorRow, ...]]:
 
 
 def _with_totals(row: OperatorRow, profile: ProgramProfile) -> OperatorRow:
+    if profile.operators_why:
+        missing = Missing(profile.operators_why)
+        return replace(row, cpu_memory_bytes=missing, device_memory_bytes=missing, flops=missing)
     found = profile.operators.get(row.name)
     memory, flops = profile.settings.get("profile_memory"), profile.settings.get("with_flops")
     sizes: tuple[Maybe[int], Maybe[int]] = (_NO_MEMORY, _NO_MEMORY)
@@ -173,7 +176,10 @@ def _passes(manifest: Manifest) -> Table:
         took: Maybe[float] = Missing(f"the pass {entry.outcome}") if entry.seconds is None else entry.seconds
         note = f"{entry.why} {entry.remedy}".strip()
         table.add(entry.name, entry.status, entry.tool_version, cell(took, seconds), note)
-    table.foot = "The time of the program pass is unprofiled and includes the start and end of the process."
+    if any(entry.name == "program" for entry in manifest.passes):
+        table.foot = "The time of the program pass is unprofiled and includes the start and end of the process."
+    else:
+        table.foot = "These times are under a profiler; the pass program measures the unprofiled time."
     return table
 
 

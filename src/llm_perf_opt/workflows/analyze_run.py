@@ -371,6 +371,8 @@ def _settings(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
     """Return the settings of the run, and a warning if config.yaml does not contain the settings of a run."""
     if not run.folder.config_file.exists():
         return {}, []
+    if run.manifest.kind == "exec":  # a program has no model or runtime of llm-perf
+        return run.settings, []
     odd = [group for group in GROUPS_OF_EVERY_RUN if not isinstance(run.settings.get(group), dict)]
     name = run.folder.config_file.name
     why = f"The settings are unknown: {name} is invalid: {_mappings(odd)}."

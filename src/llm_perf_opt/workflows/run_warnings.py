@@ -99,6 +99,14 @@ def run_warnings(
 
 
 def _timing_warnings(timings: CleanTimings) -> Iterator[RunWarning]:
+    weights = timings.model.weights
+    if weights is not None and weights.stated_parameters is not None:
+        words = (
+            f"The runner states {weights.stated_parameters:,} parameters, but the module that ran has "
+            f"{timings.model.parameters:,}, which are shown. "
+            "FLOPs, bytes and roofline times are those of the stated configuration, so they may be wrong."
+        )
+        yield RunWarning(WarningId.OTHER_PARAMETERS, words)
     if not timings.stable:
         words = f"The spread target was not reached: {timings.stopped}. Small differences are within the noise."
         yield RunWarning(WarningId.SPREAD_TARGET_MISSED, words)

@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.trace.operators import host_table
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.analysis.trace_analysis import document_of
 from llm_perf_opt.report.trace_document import trace_text
-from llm_perf_opt.traces.events import NO_NAME, Operators, Trace
+from llm_perf_opt.traces.events import GPUS, NO_NAME, Operators, Trace
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from synthetic_traces import write_cpu_trace
 from trace_builders import PROCESS, THREAD, Builder
@@ -218,3 +218,18 @@ def test_a_run_on_a_gpu_without_kernels_is_not_taken_for_a_run_on_the_cpu() -> N
     found = document_of(with_operators(built, [(10, 20, "mm", THREAD)]), facts, "x")
     assert (found.device, found.budgets) == ("", [])
     assert "no_device_work" in {problem.id for problem in found.problems}
+
+
+@pytest.mark.parametrize("gpus", ["0", "1", ""])
+def test_no_device_is_missed_where_there_was_none(gpus: str) -> None:
+    """A run says where it was; a trace may say that its process had no GPU."""
+    built = Builder()
+    built.range(0, 1000, "decode")
+    trace = with_operators(built, [(10, 20, "mm", THREAD)])
+    trace = replace(trace, facts={**trace.facts, **({GPUS: gpus} if gpus else {})})
+
+    def noted(facts: RunFacts) -> bool:
+        return "no_device_work" in {problem.id for problem in document_of(trace, facts, "x").problems}
+
+    assert not noted(RunFacts(timings=clean_timings()))
+    assert noted(RunFacts()) == (gpus != "0")

@@ -44,3 +44,27 @@ def test_a_module_imported_under_the_profiler_does_not_end_the_pass(tmp_path: Pa
     found = torch_profiler.profile_iteration(iterate, "max", False, tmp_path / "trace.json.gz")
     assert "aten::mm" in {row.name for row in found.operators}
     assert len(ran) in (2, 4)
+
+
+def test_names_that_torch_lost_do_not_lose_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_profiler, "profiler_cost", lambda _: None)
+
+    def lost(*_: object) -> list[object]:
+        raise UnicodeDecodeError("utf-8", b"\x95", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr(torch.profiler.profile, "key_averages", lost)
+    monkeypatch.setattr(torch_profiler, "_events", lost)
+    left, right = torch.ones(4, 8), torch.ones(8, 16)
+    ran = []
+
+    def iterate() -> Iteration:
+        ran.append(torch.mm(left, right))
+        return iteration()
+
+    found = torch_profiler.profile_iteration(iterate, "max", False, tmp_path / "trace.json.gz")
+    assert (tmp_path / "trace.json.gz").stat().st_size > 0
+    assert len(ran) == 4, "two iterations, twice: what is imported during the first attempt is there during the second"
+    row = next(row for row in found.operators if row.name == "aten::mm")
+    assert row.calls == 1
+    assert row.flops == row.cpu_memory_bytes == found.parts
+    assert isinstance(found.parts, Missing)

@@ -130,7 +130,7 @@ def test_generated_traces_are_read_exactly(tmp_path: Path, kind: int, seed: int)
     trace = read_torch_trace(tmp_path / "trace.json")
     assert_true(trace, truth)
     assert trace.complete
-    assert problems(trace) == ({} if recipe.shapes else {"missing_shapes": False})
+    assert problems(trace) == {}
     assert (trace.work.graph_node > 0).any() == recipe.graph
     assert len(np.unique(trace.work.stream)) == recipe.streams
 
@@ -496,7 +496,7 @@ def test_a_zero_byte_within_shapes_moves_none_to_another_operator(tmp_path: Path
         ([launch(100.0), kernel(101.0, -2.0)], {"negative_duration": True}),
         ([*PAIR, launch(100.0, -3.0, correlation=0, name="cudaMalloc")], {"negative_duration": False}),
         ([launch(100.0), kernel(101.0), kernel(None)], {"no_time": True}),
-        ([*PAIR, operator(1.0)], {"missing_shapes": False}),
+        ([*PAIR, operator(1.0)], {}),
         ([*PAIR, launch(1.0, correlation=0, pid=5, name="cudaMalloc")], {"several_processes": False}),
     ],
 )
@@ -504,6 +504,21 @@ def test_problems_are_named(tmp_path: Path, events: list[Any], expected: dict[st
     trace = read(tmp_path, events)
     assert problems(trace) == expected
     assert trace.complete == (not any(expected.values()))
+
+
+@pytest.mark.parametrize(("devices", "expected"), [([], {}), ([{"id": 0, "name": "a GPU"}], {"no_device_work": False})])
+def test_device_work_is_missed_only_where_there_was_a_device(
+    tmp_path: Path, devices: list[Any], expected: dict[str, bool]
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"deviceProperties": devices, "traceEvents": [operator(1.0)]}))
+    assert problems(read_torch_trace(path)) == expected
+
+
+def test_shapes_are_missed_only_where_something_needs_them(tmp_path: Path) -> None:
+    collective = {**operator(1.0), "cat": "user_annotation", "name": "gloo:all_reduce"}
+    assert problems(read(tmp_path, [*PAIR, collective])) == {"missing_shapes": False}
+    assert problems(read(tmp_path, [*PAIR, {**collective, "args": {"Input Dims": [[4]], "Input type": ["float"]}}])) == {}
 
 
 def test_a_few_launches_at_the_end_may_have_no_kernel(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def _applicable(finding: Finding, evidence: Evidence) -> Finding:
     overrides, config = finding.overrides, evidence.facts.config
     if not overrides:
         return finding
-    if evidence.facts.setting("runtime.type") is None and of_engine(evidence):
-        return without_overrides(finding)
+    if evidence.facts.setting("runtime.type") is None and (config or of_engine(evidence)):
+        return without_overrides(finding)  # a program or an engine that was started otherwise has no settings of llm-perf
     if not evidence.facts.own_runtime and any(override.startswith(_OWN_SETTINGS) for override in overrides):
         return without_overrides(finding)
     error = _rejection(config, overrides) if config else None

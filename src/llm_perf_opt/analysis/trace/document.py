@@ -275,6 +275,13 @@ class BudgetTable(msgspec.Struct, frozen=True):
     notes: list[str]
     components: list[ComponentTimeLine] = msgspec.field(default_factory=list)
     """Time by component, if the trace of a program on the CPU labels them; profiled, longest first."""
+    request_units: int = 0
+    """Units in a whole request, the first of which are in the trace; 0: unknown."""
+
+    @property
+    def scope(self) -> str:
+        """The steps of a request that the rows cover, such as `steps 1–16 of 63`; empty if all of them, or unknown."""
+        return f"steps 1–{self.units} of {self.request_units}" if 0 < self.units < self.request_units else ""
 
 
 class ThroughputLine(msgspec.Struct, frozen=True):

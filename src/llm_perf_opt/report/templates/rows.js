@@ -16,17 +16,25 @@
     if (text !== undefined) { element.textContent = text; }
     return element;
   }
+  // What stands between backticks is code, as in code_parts of report/text.py.
+  const CODE = /(?<![\p{L}\p{N}_`])`(?=\S)([^`\n]+)(?<=\S)`(?![\p{L}\p{N}_`])/u;
+  function prose(element, text) {
+    text.split(CODE).forEach(function (piece, place) {
+      if (piece) { element.appendChild(place % 2 ? made("code", piece) : document.createTextNode(piece)); }
+    });
+    return element;
+  }
   function shownCell(cell, number) {
     const place = made("td");
     if (number) { place.className = "n"; }
-    if (typeof cell === "string") { place.textContent = cell; return place; }
+    if (typeof cell === "string") { return prose(place, cell); }
     if (cell[2]) {
       const link = made("a", cell[0]);
       link.setAttribute("href", cell[2]); // always starts with ./
       place.appendChild(link);
-    } else { place.textContent = cell[0]; }
+    } else { prose(place, cell[0]); }
     if (cell[3]) {
-      const below = made("small", cell[3]);
+      const below = prose(made("small"), cell[3]);
       below.className = "below";
       place.appendChild(below);
     }

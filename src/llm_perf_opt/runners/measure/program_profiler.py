@@ -36,8 +36,9 @@ def main() -> None:
         if os.getpid() == process:  # not in a process that the program forked
             lasted = time.monotonic() - begun
             profiler.stop()
-            facts = {"torch_version": torch.__version__, "cuda": cuda, "profiled_s": lasted, "preset": preset}
-            _write(profiler, folder, {**facts, "settings": settings, "operators": _operators(profiler, settings)})
+            worked = _write_trace(profiler, folder)
+            facts = {"torch_version": torch.__version__, "cuda": cuda, "profiled_s": lasted, "preset": preset, "worked": worked}
+            _write_facts(folder, {**facts, "settings": settings, **_totals(profiler, settings)})
 
 
 def _take_place(program: List[str]) -> None:  # noqa: UP006
@@ -58,30 +59,43 @@ def _run(program: List[str]) -> None:  # noqa: UP006
         runpy.run_path(program[0], run_name="__main__")
 
 
-def _operators(profiler: Any, settings: Dict[str, Any]) -> Dict[str, Dict[str, int]]:  # noqa: UP006
-    """Return FLOPs and memory by operator, which a trace does not contain; empty if they were not recorded."""
+def _totals(profiler: Any, settings: Dict[str, Any]) -> Dict[str, Any]:  # noqa: UP006
+    """Return FLOPs and memory by operator, which a trace does not contain, or why torch cannot tell them."""
     if not (settings.get("with_flops") or settings.get("profile_memory")):
         return {}
+    try:
+        rows = profiler.key_averages()
+    except UnicodeDecodeError as error:  # with stacks, torch loses the name of a function or module that is freed meanwhile
+        return {"operators_why": "torch cannot read the names in its stacks (%s)" % error.reason}  # noqa: UP031 - for old Python
+    return {"operators": _sizes(rows)}
+
+
+def _sizes(rows: Any) -> Dict[str, Dict[str, int]]:  # noqa: UP006
     return {
         row.key: {
             "flops": int(row.flops),
             "cpu_memory_bytes": int(row.self_cpu_memory_usage),
             "device_memory_bytes": int(getattr(row, "self_device_memory_usage", 0)),
         }
-        for row in profiler.key_averages()
+        for row in rows
     }
 
 
-def _write(profiler: Any, folder: str, facts: Dict[str, Any]) -> None:  # noqa: UP006
-    """Write the trace and the facts; each file is renamed when it is complete."""
+def _write_trace(profiler: Any, folder: str) -> bool:
+    """Write the trace, renamed when it is complete, and return whether it contains an operator."""
     plain, packed = os.path.join(folder, ".trace.json"), os.path.join(folder, ".trace.json.gz")  # noqa: PTH118
     profiler.export_chrome_trace(plain)
     worked = _pack(plain, packed)
     os.remove(plain)  # noqa: PTH107
     os.replace(packed, os.path.join(folder, "trace.json.gz"))  # noqa: PTH105, PTH118
+    return worked
+
+
+def _write_facts(folder: str, facts: Dict[str, Any]) -> None:  # noqa: UP006
+    """Write what the trace does not contain; renamed when it is complete."""
     partial = os.path.join(folder, ".program.json")  # noqa: PTH118
     with open(partial, "w", encoding="utf-8") as file:  # noqa: PTH123
-        json.dump({**facts, "worked": worked}, file)
+        json.dump(facts, file)
     os.replace(partial, os.path.join(folder, "program.json"))  # noqa: PTH105, PTH118
 
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llm_perf_opt.analysis.overhead import PROFILER_EVENTS
 from llm_perf_opt.analysis.trace.operators import operator_rows, stage_activity_of
@@ -19,6 +19,7 @@ from llm_perf_opt.runners.measure.engine_meter import EngineProfiler
 from llm_perf_opt.runners.measure.profiler_cost import profiler_cost
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 
+T = TypeVar("T")
 PRESETS: dict[TorchPreset, dict[str, Any]] = {
     "minimal": {},
     "default": {"record_shapes": True, "profile_memory": True, "with_modules": True},
@@ -40,6 +41,19 @@ class Profiled:
     overhead: tuple[OperatorRow, ...] = ()
     """Rows of the profiler's own work."""
     cost: ProfilerCost | None = None
+    unreadable: bool = False
+    """Whether torch could not read its own events, so that what only they have is missing."""
+
+
+_UNREADABLE = Missing("torch could not read its own events: with stacks, it loses names of functions that are freed meanwhile")
+
+
+def _readable(read: Callable[[], T]) -> Maybe[T]:
+    """Return what torch makes of its events; they are unreadable if a name in a stack was lost, but the trace has them."""
+    try:
+        return read()
+    except UnicodeDecodeError:
+        return _UNREADABLE
 
 
 _OWN_WORK = ("Instrumentation", "Resource")
@@ -53,10 +67,9 @@ def profile_iteration(
     `shapes`: record those of inputs whatever the preset, which the sizes of collectives need.
     """
     profiled, more = _profile_gpu if cuda else _profile_cpu, {"record_shapes": True} if shapes else {}
-    try:
-        return profiled(iterate, preset, trace, more)
-    except UnicodeDecodeError:  # with stacks, torch loses the name of a module that is imported meanwhile; now it is imported
-        return profiled(iterate, preset, trace, more)
+    found = profiled(iterate, preset, trace, more)
+    # What is imported during the first attempt is there during the second.
+    return profiled(iterate, preset, trace, more) if found.unreadable else found
 
 
 def _profile_cpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: Path, more: dict[str, Any]) -> Profiled:
@@ -66,28 +79,32 @@ def _profile_cpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: P
     settings = {key: value for key, value in PRESETS[preset].items() if key not in _FIRST_ONLY} | more
     with profile(activities=[ProfilerActivity.CPU], **PRESETS[preset]) as first:
         iterate()
-    extra = {row.name: row for row in operators(first.key_averages(), preset, cuda=False)} if PRESETS[preset] else {}
     with profile(activities=[ProfilerActivity.CPU], **settings) as profiler:
         measured = iterate()
     _export(profiler, trace)
+    rows = _readable(lambda: operators(first.key_averages(), preset, cuda=False)) if PRESETS[preset] else []
+    extra = rows if isinstance(rows, Missing) else {row.name: row for row in rows}
+    events = _readable(lambda: _events(profiler))
     found = operator_rows(read_torch_trace(trace), on_gpu=False)  # torch's own table takes seconds
     return Profiled(
         iteration=measured,
         operators=[_with_extra(row, extra, preset) for row in found if not _is_label(row.name)],
         activity=Missing("the run is on the CPU"),
-        parts=part_times(_events(profiler), cuda=False),
+        parts=events if isinstance(events, Missing) else part_times(events, cuda=False),
         cost=profiler_cost(settings),
+        unreadable=_UNREADABLE in (rows, events),
     )
 
 
 _OTHER_ITERATION = Missing("the operator did not run in the iteration whose memory and FLOPs were recorded")
 
 
-def _with_extra(row: OperatorRow, extra: Mapping[str, OperatorRow], preset: TorchPreset) -> OperatorRow:
+def _with_extra(row: OperatorRow, extra: Maybe[Mapping[str, OperatorRow]], preset: TorchPreset) -> OperatorRow:
     """Return an operator with the memory and the FLOPs of the iteration that recorded them."""
-    found, wanted = extra.get(row.name), PRESETS[preset]
-    memory: Maybe[int] = _OTHER_ITERATION if wanted.get("profile_memory") else _no_memory(preset)
-    flops: Maybe[int] = _OTHER_ITERATION if wanted.get("with_flops") else NO_FLOPS
+    found, why = (None, extra) if isinstance(extra, Missing) else (extra.get(row.name), _OTHER_ITERATION)
+    wanted = PRESETS[preset]
+    memory: Maybe[int] = why if wanted.get("profile_memory") else _no_memory(preset)
+    flops: Maybe[int] = why if wanted.get("with_flops") else NO_FLOPS
     if found is not None:
         memory, flops = found.cpu_memory_bytes, found.flops
     return replace(row, cpu_memory_bytes=memory, flops=flops)
@@ -106,7 +123,12 @@ def _profile_gpu(iterate: Callable[[], Iteration], preset: TorchPreset, trace: P
         profiler.step()
         measured = iterate()
     _export(profiler, trace)
-    events, averages = _events(profiler), profiler.key_averages()
+    read = _readable(lambda: (_events(profiler), profiler.key_averages()))
+    if isinstance(read, Missing):
+        rows = operator_rows(read_torch_trace(trace), on_gpu=True)
+        shown = [_with_extra(row, read, preset) for row in rows if not _is_label(row.name)]
+        return Profiled(measured, shown, read, read, unreadable=True)
+    events, averages = read
     return Profiled(
         iteration=measured,
         operators=operators([row for row in averages if not is_own_work(row)], preset, cuda=True),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.traces.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, different
+from llm_perf_opt.traces.events import GPUS, DeviceWork, HostCalls, Int64, Trace, TraceProblem, different
 from llm_perf_opt.traces.graph_capture import while_capturing
 from llm_perf_opt.traces.health import TOLERATED_SHARE
 from llm_perf_opt.traces.projection import graph_launches, kernel_launches
@@ -28,6 +28,8 @@ def _unmatched(trace: Trace) -> list[TraceProblem]:
         if len(launches):
             what = f"the trace has {len(launches):,} kernel launches, but no kernel"
             return [TraceProblem("no_kernels", what, True, "Profile with ProfilerActivity.CUDA and without another profiler.")]
+        if trace.facts.get(GPUS) == "0":
+            return []  # there was nothing else to record
         what = "the trace has no device work: the run was on the CPU, or only the CPU was profiled"
         return [TraceProblem("no_device_work", what, False, "Profile with ProfilerActivity.CUDA to record GPU work.")]
     found = []
@@ -90,11 +92,12 @@ def process_problem(process: Int64) -> list[TraceProblem]:
     return [TraceProblem("several_processes", what, False, "Give the trace of one process.")]
 
 
-def shape_problem(operators: Operators) -> list[TraceProblem]:
-    """Return a problem if no operator has the shapes of its inputs."""
-    if not len(operators) or (operators.shapes >= 0).any():
+def shape_problem(trace: Trace) -> list[TraceProblem]:
+    """Return a problem if no collective has a size, which comes from the shapes of its inputs; nothing else needs shapes."""
+    collectives = trace.collectives
+    if not len(collectives) or (collectives.in_bytes >= 0).any() or (trace.operators.shapes >= 0).any():
         return []
-    what = f"none of the {len(operators):,} operators has the shapes of its inputs"
+    what = "the operators have no shapes, so the sizes of the collectives are unknown"
     return [TraceProblem("missing_shapes", what, False, "Profile with record_shapes=True.")]
 
 

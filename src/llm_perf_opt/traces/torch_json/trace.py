@@ -10,6 +10,7 @@ import numpy as np
 from llm_perf_opt.core.host import without_garbage_collection
 from llm_perf_opt.core.stages import PART_LABEL
 from llm_perf_opt.traces.events import (
+    GPUS,
     NO_NAME,
     Collectives,
     DeviceWork,
@@ -122,7 +123,7 @@ def _content_problems(events: int, columns: TorchColumns, trace: Trace) -> list[
         *problems.count_problems(columns.negative_work, columns.negative_host, columns.unplaced_work),
         *problems.work_problems(trace),
         *problems.process_problem(trace.calls.process),
-        *problems.shape_problem(trace.operators),
+        *problems.shape_problem(trace),
     ]
 
 
@@ -140,6 +141,7 @@ def _facts(events: int, around: Surroundings) -> dict[str, str]:
     facts.update({key: str(stated[key])[:500] for key in _FACTS if isinstance(stated.get(key), str | int | float)})
     devices = stated.get("deviceProperties")
     if isinstance(devices, list):
+        facts[GPUS] = str(len(devices))
         names = [str(device["name"]) for device in devices if isinstance(device, dict) and device.get("name")]
         if names:
             facts["devices"] = ", ".join(names)[:500]
