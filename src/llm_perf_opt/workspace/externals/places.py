@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, words_of
+from llm_perf_opt.core.git import Git, find_repository
 from llm_perf_opt.core.inside import make_folder, move, remove, remove_empty, remove_if_possible
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.user_files import read_bytes, read_text
-from llm_perf_opt.workspace.externals.git import Git
+from llm_perf_opt.workspace.externals.git import EXACT
 from llm_perf_opt.workspace.externals.listing import External, read_listing
 
 SCHEMA = 1
@@ -86,10 +87,10 @@ class Places:
         start = (root or Path.cwd()).resolve()
         if not start.is_dir():
             raise ConfigError(f"{start} is not a folder.", "Give the project's folder with --root.")
-        top = Git(start).try_text("rev-parse", "--show-toplevel")
+        found = find_repository(start)
         if root is not None:
-            return cls(start, top is not None and Path(top) == start)
-        return cls(Path(top) if top else start, top is not None)
+            return cls(start, found is not None and found.top == start)
+        return cls(found.top if found else start, found is not None)
 
     @property
     def third_party(self) -> Path:
@@ -126,7 +127,7 @@ class Places:
     @property
     def git(self) -> Git:
         """Return git in the project, without network access."""
-        return Git(self.root)
+        return Git(self.root, settings=EXACT)
 
     def listing_text(self) -> str:
         """Return the text of externals.yaml, or raise an error that says how to create it."""

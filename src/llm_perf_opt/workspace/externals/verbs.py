@@ -8,10 +8,11 @@ from types import ModuleType
 from typing import Literal, cast
 
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ResourceError, nearest
+from llm_perf_opt.core.git import GitError
 from llm_perf_opt.core.inside import remove
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.workspace.externals import hub, link, sparse, submodule, subtree
-from llm_perf_opt.workspace.externals.git import FETCH_S, GitError, checkout_standing, command, remote_git
+from llm_perf_opt.workspace.externals.git import FETCH_S, checkout_standing, command, remote_git
 from llm_perf_opt.workspace.externals.guard import strays
 from llm_perf_opt.workspace.externals.listing import (
     External,
