@@ -214,7 +214,7 @@ class Git:
         path = self.repository.top / file if file else self.repository.common / "config"
         if path.is_symlink():
             raise ConfigError(f"{path} is a link.", "Replace it by a file.")
-        self.text("config", "--file", str(path), key, value)
+        self.text("config", "--file", str(path), "--replace-all", key, value)
 
     def drivers(self) -> frozenset[str]:
         """Return the filters that git would run to compare a file with the index."""

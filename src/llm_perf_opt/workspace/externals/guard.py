@@ -95,7 +95,7 @@ def install(places: Places, python: str) -> Path:
         raise ConfigError(f"{places.root} is not the top of a git repository.", "Run it in one.")
     hooks = places.git.repository.common / "hooks"
     hook = hooks / "pre-commit"
-    configured = dict(places.git.given).get("core.hookspath")
+    configured = dict(Git(places.root).given).get("core.hookspath")
     if configured:
         raise ConfigError(f"core.hooksPath is {configured}.", "Call `llm-perf externals guard` from the pre-commit hook there.")
     if hook.exists() or hook.is_symlink():

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -124,9 +125,9 @@ class Places:
         """Return the same relative to the project."""
         return f"{THIRD_PARTY}/{entry.into}"
 
-    @property
+    @cached_property
     def git(self) -> Git:
-        """Return git in the project, without network access."""
+        """Git in the project, without network access."""
         return Git(self.root, settings=EXACT)
 
     def listing_text(self) -> str:
