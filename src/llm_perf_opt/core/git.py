@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.core.inside import link, make_folder, open_new
 from llm_perf_opt.core.processes import Answer, answer
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.urls import without_password
@@ -96,8 +97,8 @@ def find_repository(folder: Path) -> Repository | None:
 
 
 def _repository_at(top: Path) -> Repository | None:
-    link = top / ".git"
-    pointer = _pointer(link, "gitdir: ") if link.is_file() else ".git"
+    dot_git = top / ".git"
+    pointer = _pointer(dot_git, "gitdir: ") if dot_git.is_file() else ".git"
     own = top / pointer
     if not pointer or not own.is_dir():
         return None
@@ -157,7 +158,7 @@ class Git:
     @classmethod
     def create(cls, folder: Path, *, schemes: str, settings: Mapping[str, str]) -> "Git":
         """Create an empty repository."""
-        folder.mkdir(exist_ok=True)
+        make_folder(folder.parent, folder)
         argv = ["--no-pager", "-c", "init.defaultBranch=main", "init", "--quiet", "--template="]
         done = _started(argv, folder, {**_without_user(str(folder)), "GIT_DIR": str(folder / ".git")}, LOCAL_S, None)
         if done.exit_code != 0:
@@ -210,7 +211,7 @@ class Git:
 
     def configure(self, key: str, value: str, file: str = "") -> None:
         """Write a setting of the repository for the user's git, or to a file of its top folder, such as `.gitmodules`."""
-        self._require_writable()
+        self.require_writable()
         path = self.repository.top / file if file else self.repository.common / "config"
         if path.is_symlink():
             raise ConfigError(f"{path} is a link.", "Replace it by a file.")
@@ -223,7 +224,7 @@ class Git:
     def _run(self, words: tuple[str, ...], timeout_s: float, stdin: Path | None) -> Answer:
         repository = self.repository
         if words[0] not in _READING and not self._made_here:
-            self._require_writable()
+            self.require_writable()
         settings = list(_SETTINGS)
         variables = {"GIT_DIR": str(repository.own), "GIT_WORK_TREE": str(repository.top)}
         with tempfile.TemporaryDirectory(prefix="llm-perf-git-") as folder:
@@ -242,7 +243,7 @@ class Git:
             argv = ["--no-pager", *(word for setting in settings for word in ("-c", setting)), *words]
             return _started(argv, self.folder, variables, timeout_s, stdin)
 
-    def _require_writable(self) -> None:
+    def require_writable(self) -> None:
         """Raise a ConfigError if something would be written elsewhere: through a link, or to the repository of another folder."""
         if self._misplaced:
             raise ConfigError(self._misplaced, "Replace it by the file or folder itself, or clone the repository again.")
@@ -255,10 +256,10 @@ class Git:
             return f"{dot_git} is a link to {dot_git.resolve()}."
         if dot_git.is_file() and not _points_back(repository, self.given):
             return f"{dot_git} names {repository.own}, which belongs to another checkout."
-        for link in (*_links(repository.own), *_links(repository.common)):
-            target = link.resolve()
-            if link.is_symlink() and not target.is_relative_to(repository.own) and not target.is_relative_to(repository.common):
-                return f"{link} is a link to {target}, outside of its repository."
+        for path in (*_links(repository.own), *_links(repository.common)):
+            target = path.resolve()
+            if not target.is_relative_to(repository.own) and not target.is_relative_to(repository.common):
+                return f"{path} is a link to {target}, outside of its repository."
         return ""
 
     @cached_property
@@ -311,13 +312,14 @@ def _harmless(given: list[Setting]) -> list[str]:
 def _fill(stand_in: Path, repository: Repository, given: list[Setting]) -> None:
     """Fill the folder that stands in for the common folder of a repository."""
     for name in _SHARED:
-        (stand_in / name).symlink_to(repository.common / name)
+        link(stand_in, stand_in / name, repository.common / name)
     lines = ["[core]\n\tbare = false\n"]
     for key, value in given:
         if _FORMAT.fullmatch(key) and _WORD.fullmatch(value or "true"):
             section, _, name = key.partition(".")
             lines.append(f"[{section}]\n\t{name} = {value or 'true'}\n")
-    (stand_in / "config").write_text("".join(lines), encoding="utf-8")
+    with open_new(stand_in, stand_in / "config") as file:
+        file.write("".join(lines).encode())
 
 
 def _without_user(folder: str) -> dict[str, str]:

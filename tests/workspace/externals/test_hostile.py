@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from git_repositories import PLACES, Marker, Upstream, entry, git, listing, new_project, plant
-from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.workspace.externals import verbs
 from llm_perf_opt.workspace.externals.guard import guard, install
 from llm_perf_opt.workspace.externals.places import Places
@@ -151,6 +151,150 @@ def test_a_project_whose_git_folder_leads_out_is_not_written(
     before = {path: path.read_bytes() for path in [moved, *moved.rglob("*")] if path.is_file()}
     (project.third_party / "licenses/submodule/LICENSE").unlink()
     for way in ("submodule", "subtree"):
-        (done,) = verbs.update(project, [way], to=upstream.second)
+        (done,) = verbs.update(Places.find(project.root), [way], to=upstream.second)
         assert done.error is not None
     assert {path: path.read_bytes() for path in [moved, *moved.rglob("*")] if path.is_file()} == before
+
+
+# --- links in the project ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(tmp_path: Path, upstream: Upstream) -> Places:
+    """A project with source code of its own, and an entry that is named like one of its folders."""
+    places = new_project(tmp_path / "project")
+    for path in ("src/main.py", "third_party/github/other/kept.py"):
+        (places.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (places.root / path).write_text("mine\n")
+    (tmp_path / "outside/src").mkdir(parents=True)
+    (tmp_path / "outside/src/main.py").write_text("mine\n")
+    listing(places, entry("src", "sparse", upstream.url, upstream.first))
+    return places
+
+
+def everything(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if (path.is_file() or path.is_symlink()) and ".git" not in path.parts
+    }
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("third_party/licenses", "../.."),
+        ("third_party/licenses", ".."),
+        ("third_party/licenses", "../../outside"),
+        ("third_party/licenses", "github"),
+        ("third_party/licenses", "."),
+        ("third_party/github", "../../outside"),
+        ("third_party/github", ".."),
+        ("third_party/github", "hf"),
+        ("third_party/externals.lock.json", "../src/main.py"),
+        ("third_party/externals.lock.json", "../../outside/src/main.py"),
+        ("third_party/.gitignore", "../src/main.py"),
+        ("third_party/.gitignore", "../../outside/src/main.py"),
+    ],
+)
+def test_a_link_under_third_party_is_named_and_loses_nothing(link: str, target: str, plain: Places, tmp_path: Path) -> None:
+    path = plain.root / link
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.symlink_to(target)
+    kept = everything(tmp_path)
+    for work in (verbs.init, verbs.update):
+        with pytest.raises(LlmPerfError, match=path.name):
+            one_error(work(plain))
+    assert everything(tmp_path) == kept
+
+
+def one_error(done: list[verbs.Done]) -> None:
+    for one in done:
+        if one.error:
+            raise one.error
+
+
+def test_third_party_itself_as_a_link(plain: Places, tmp_path: Path) -> None:
+    for target in (tmp_path / "outside", plain.root / "src", plain.root):
+        text = plain.listing_file.read_text()
+        shutil.rmtree(plain.third_party) if not plain.third_party.is_symlink() else plain.third_party.unlink()
+        plain.third_party.symlink_to(target)
+        plain.listing_file.write_text(text)
+        kept = everything(tmp_path)
+        with pytest.raises(ConfigError, match="third_party is a link"):
+            verbs.init(plain)
+        (target / "externals.yaml").unlink()
+        with pytest.raises(ConfigError, match="third_party is a link"):
+            verbs.write_template(plain)
+        (target / "externals.yaml").write_text(text)
+        assert everything(tmp_path) == kept
+
+
+def test_a_link_that_looks_like_something_unfinished_is_removed_alone(plain: Places, tmp_path: Path) -> None:
+    (plain.third_party / ".making-x").symlink_to(tmp_path / "outside")
+    kept = everything(tmp_path / "outside")
+    (done,) = verbs.init(plain)
+    assert done.error is None, done.error
+    assert not (plain.third_party / ".making-x").is_symlink()
+    assert everything(tmp_path / "outside") == kept
+
+
+@pytest.mark.parametrize("name", ["src", "licenses/src"])
+def test_the_folder_of_an_entry_as_a_link(name: str, plain: Places, tmp_path: Path) -> None:
+    path = plain.third_party / ("github/src" if name == "src" else name)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(tmp_path / "outside/src")
+    kept = everything(tmp_path / "outside")
+    (done,) = verbs.init(plain)
+    assert (done.error is None) == (name != "src"), "a link in place of a license is replaced"
+    assert everything(tmp_path / "outside") == kept
+    assert path.is_symlink() == (name == "src")
+
+
+def test_a_submodule_below_a_link_is_not_moved(project: Places, upstream: Upstream, tmp_path: Path) -> None:
+    (project.third_party / "github").rename(tmp_path / "elsewhere")
+    (project.third_party / "github").symlink_to(tmp_path / "elsewhere")
+    kept = everything(tmp_path / "elsewhere")
+    for way in WAYS[:3]:
+        (done,) = verbs.update(project, [way], to=upstream.second)
+        assert done.error is not None
+    assert everything(tmp_path / "elsewhere") == kept
+
+
+@pytest.mark.parametrize("what", ["hooks", "commit"])
+def test_a_hook_is_not_written_through_a_link(what: str, plain: Places, tmp_path: Path) -> None:
+    hooks = plain.root / ".git/hooks"
+    shutil.rmtree(hooks, ignore_errors=True)
+    if what == "hooks":
+        hooks.symlink_to(tmp_path / "outside")
+    else:
+        hooks.mkdir()
+        (hooks / "pre-commit").symlink_to(tmp_path / "outside/none")
+    with pytest.raises(ConfigError):
+        install(plain, "python")
+    assert list((tmp_path / "outside").iterdir()) == [tmp_path / "outside/src"]
+
+
+def test_hooks_elsewhere_are_named_wherever_that_is_configured(plain: Places, tmp_path: Path) -> None:
+    (plain.root / ".git/more").write_text(f"[core]\n hooksPath = {tmp_path}/outside\n")
+    git(plain.root, "config", "include.path", "more")
+    with pytest.raises(ConfigError, match="outside"):
+        install(plain, "python")
+
+
+@pytest.mark.parametrize("url", ["http://[::1/", "https://[::1/x", "https://h:99999/x", "https://h:x/y", "ssh://[x]/y"])
+def test_a_url_that_cannot_be_parsed_is_an_error_of_the_list(url: str, plain: Places) -> None:
+    listing(plain, entry("x", "sparse", f'"{url}"', "1" * 40))
+    with pytest.raises(ConfigError, match=r"externals\.yaml: x: url"):
+        verbs.init(plain)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://u:hush@h/x", "https://u:hush@h/x", "https://u:hush@[h/x", "https://u:hush@h:0/ x", "-u:hush"]
+)
+def test_a_password_in_a_url_is_not_shown(url: str, plain: Places) -> None:
+    listing(plain, entry("x", "sparse", f'"{url}"', "1" * 40))
+    with pytest.raises(ConfigError) as caught:
+        verbs.init(plain)
+    assert ("hush" in str(caught.value)) == ("://" not in url)

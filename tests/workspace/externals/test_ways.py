@@ -456,7 +456,7 @@ def test_a_link_on_the_way_does_not_lead_out(project: Places, upstream: Upstream
     listing(project, entry("x", "sparse", upstream.url, upstream.first))
     (tmp_path / "outside").mkdir()
     (project.third_party / "github").symlink_to(tmp_path / "outside")
-    assert "leads out" in error_of(verbs.init(project)).fact
+    assert "github is a link that leads to" in error_of(verbs.init(project)).fact
     assert not list((tmp_path / "outside").iterdir())
 
 

@@ -128,7 +128,7 @@ def check_out(git: Git, entry: External) -> None:
 def _check_out_submodules(git: Git, entry: External) -> None:
     """Fetch the submodules of a checkout. `git submodule` would obey the configuration of those that exist already."""
     top = git.repository.top
-    names = {value: key.removesuffix(".path") for key, value in _modules(top).items() if key.endswith(".path")}
+    names = {value: key.removesuffix(".path") for key, value in modules_of(top).items() if key.endswith(".path")}
     for line in git.text("ls-files", "--stage", "-z").split("\0"):
         about, _, path = line.partition("\t")
         if not about.startswith(GITLINK):
@@ -136,7 +136,7 @@ def _check_out_submodules(git: Git, entry: External) -> None:
         name, folder = names.get(path), top / path
         if name is None or folder.resolve() != folder:
             raise ConfigError(f"{entry.name}: .gitmodules has no path for the submodule {path!r}.", "Write submodules: false.")
-        url = _absolute(entry.source, _modules(top).get(f"{name}.url", ""))
+        url = _absolute(entry.source, modules_of(top).get(f"{name}.url", ""))
         where = f"{entry.name}: the url of the submodule {path!r}"
         inner = replace(entry, name=f"{entry.name}/{path}", source=check_address(where, url), commit=about.split()[1])
         if schemes_for(inner.source) != schemes_for(entry.source):
@@ -149,7 +149,7 @@ def _check_out_submodules(git: Git, entry: External) -> None:
             git.configure(f"{name}.{key}", value)
 
 
-def _modules(top: Path) -> dict[str, str]:
+def modules_of(top: Path) -> dict[str, str]:
     """Return the settings of .gitmodules; as for git, a link is not read."""
     file = top / ".gitmodules"
     return {} if file.is_symlink() else {key: value or "" for key, value in read_settings(file)}

@@ -14,6 +14,7 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.git import Git
 from llm_perf_opt.core.git_changes import GITLINK
 from llm_perf_opt.core.run_folder import write_whole
+from llm_perf_opt.core.urls import without_password
 from llm_perf_opt.workspace.externals.listing import TRACKED_WAYS, External, read_listing
 from llm_perf_opt.workspace.externals.places import IGNORE, LICENSES, LISTING, LOCK, THIRD_PARTY, Locked, Places, read_lock
 
@@ -93,6 +94,7 @@ def install(places: Places, python: str) -> Path:
     """Install the guard as the repository's pre-commit hook; an existing hook is not changed."""
     if not places.in_git:
         raise ConfigError(f"{places.root} is not the top of a git repository.", "Run it in one.")
+    places.git.require_writable()
     hooks = places.git.repository.common / "hooks"
     hook = hooks / "pre-commit"
     configured = dict(Git(places.root).given).get("core.hookspath")
@@ -186,7 +188,11 @@ def _submodule_problems(git: Git, entry: External, mine: dict[str, _Staged]) -> 
         return [Problem(shown, _other_pin(entry, f"{link.blob} is staged"))]
     url = git.try_text("config", "--blob", ":.gitmodules", "--get", f"submodule.{shown}.url")
     if url != entry.source:
-        return [Problem(".gitmodules", f"has {url or 'no url'} for {entry.name}; {LISTING} has {entry.source}")]
+        return [
+            Problem(
+                ".gitmodules", f"has {without_password(url) if url else 'no url'} for {entry.name}; {LISTING} has {entry.source}"
+            )
+        ]
     return []
 
 

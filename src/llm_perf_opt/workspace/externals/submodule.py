@@ -1,10 +1,12 @@
 """A submodule: its own history, its commit recorded by the project."""
 
 import os
+from pathlib import Path
 
 from llm_perf_opt.core import inside
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.git_changes import GITLINK
+from llm_perf_opt.core.urls import without_password
 from llm_perf_opt.workspace.externals.git import (
     check_out,
     checkout_standing,
@@ -12,6 +14,7 @@ from llm_perf_opt.workspace.externals.git import (
     fetch_commit,
     is_checkout,
     is_empty_or_missing,
+    modules_of,
     new_repository,
     remote_git,
 )
@@ -35,7 +38,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
     if recorded != entry.commit:
         return Standing("other commit", f"the project records {recorded}", found.commit)
     if (url := _configured(places, entry, "url")) != entry.source:
-        return Standing("other commit", f".gitmodules has another url: {url}", found.commit)
+        return Standing("other commit", f".gitmodules has another url: {without_password(url or '')}", found.commit)
     return found
 
 
@@ -61,7 +64,7 @@ def make(places: Places, entry: External) -> Locked:
 
 def move(places: Places, entry: External) -> Locked:
     """Fetch the new commit, check it out, record it."""
-    folder = places.folder(entry)
+    folder = places.make_room(entry)
     git = remote_git(entry, folder)
     git.configure("remote.origin.url", entry.source)
     if git.try_text("cat-file", "-e", f"{entry.commit}^{{commit}}") is None:
@@ -105,12 +108,10 @@ def _absorb(places: Places, entry: External) -> None:
     if dot_git.is_symlink() or not dot_git.is_dir() or os.path.lexists(kept) or (dot_git / "modules").exists():
         return
     inside.make_folder(places.git.repository.common, kept.parent)
-    dot_git.rename(kept)
+    inside.move(Path(os.path.commonpath((kept, dot_git))), dot_git, kept)
     inside.write(folder, dot_git, f"gitdir: {os.path.relpath(kept, folder)}\n".encode())
     places.git.text("config", "--file", str(kept / "config"), "core.worktree", os.path.relpath(folder, kept))
 
 
 def _configured(places: Places, entry: External, key: str) -> str | None:
-    return places.git.try_text(
-        "config", "--file", str(places.root / ".gitmodules"), "--get", f"submodule.{places.shown(entry)}.{key}"
-    )
+    return modules_of(places.root).get(f"submodule.{places.shown(entry)}.{key}")
