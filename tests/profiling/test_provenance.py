@@ -1,10 +1,13 @@
 """What is recorded about the machine, and what must not be."""
 
+import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from command import llm_perf
 from git_repositories import PLACES, Marker, git, new_repository, plant
 from llm_perf_opt.core.compiler import INSTALL, Compiler
 from llm_perf_opt.core.git import GitError
@@ -89,6 +92,22 @@ def test_what_the_repository_of_the_working_folder_names_does_not_run(
     assert found["dirty"].startswith("n/a: ")
     (folder / "b.txt").write_text("changed")
     assert environment(0)["working_folder"] == {"commit": head, "dirty": True}
+    assert marker.marks == []
+
+
+def test_a_whole_command_in_such_a_folder(tmp_path: Path) -> None:
+    folder, marker = new_repository(tmp_path / "hostile"), Marker(tmp_path / "marker")
+    (folder / "a.odd").write_text("a")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "x")
+    plant(folder, marker)
+    os.utime(folder / "a.odd", (1, 1))
+    head = git(folder, "rev-parse", "HEAD")
+    _ = marker.marks
+    words = ("exec", "--passes", "program", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", "print(1)")
+    done = llm_perf(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/env.json").read_text())["working_folder"] == {"commit": head, "dirty": False}
     assert marker.marks == []
 
 

@@ -57,7 +57,7 @@ def states(places: Places) -> dict[str, str]:
     return {row.name: row.state for row in verbs.status(places)}
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", ["config", *(pytest.param(where, marks=pytest.mark.slow) for where in PLACES[1:])])
 def test_no_verb_runs_what_a_repository_names(
     where: str, project: Places, upstream: Upstream, marker: Marker, tmp_path: Path
 ) -> None:
