@@ -249,7 +249,8 @@ def test_an_embedded_bare_repository_is_a_plain_folder(repository: Path, marker:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "gitdir: ", "gitdir: /dev/null", "gitdir: ../nowhere", "nonsense", "gitdir: .\n", "x" * 100_000]
+    "text",
+    ["", "gitdir: ", "gitdir: /dev/null", "gitdir: ../nowhere", "nonsense", "gitdir: .\n", "x" * 100_000, f"gitdir: {'x' * 300}"],
 )
 def test_a_git_file_that_names_nothing(text: str, repository: Path, tmp_path: Path) -> None:
     folder = tmp_path / "odd"
@@ -351,3 +352,22 @@ def test_a_password_in_what_git_says_is_hidden(repository: Path) -> None:
         Git(repository, schemes="https").text("fetch", "https://user:hush@127.0.0.1:9/x")
     assert "hush" not in str(caught.value)
     assert "127.0.0.1" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["/dev/zero", "~nobody-of-this-name/x", "x" * 5000, "loop", ""])
+@pytest.mark.parametrize("key", ["core.excludesFile", "core.attributesFile"])
+def test_a_file_of_settings_that_cannot_be_read_is_none(key: str, value: str, repository: Path) -> None:
+    (repository / ".git/loop").symlink_to("loop")
+    (repository / ".git/info/attributes").symlink_to("/dev/zero")
+    git(repository, "config", key, value.replace("loop", str(repository / ".git/loop")))
+    assert changes(Git(repository)).changed == ()
+    with pytest.raises(ConfigError, match="outside of its repository"):
+        Git(repository).require_writable()
+
+
+def test_loops_of_links(repository: Path, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    assert find_repository(loop) is None
+    (repository / ".git/commondir").write_text("../../loop\n")
+    assert find_repository(repository) is None

@@ -38,8 +38,10 @@ _FILES = {"core.excludesfile": "ignore", "core.attributesfile": "attributes"}
 """Settings that name a file, and its name in the user's folder for git if the setting is not used."""
 _FORMAT = re.compile(r"core\.repositoryformatversion|extensions\.(?!worktreeconfig$|partialclone$)[a-z0-9-]+")
 """How the repository is stored. Git itself rejects values that it does not know."""
-_SHARED = ("refs", "packed-refs", "reftable", "info", "shallow", "logs")
+_SHARED = ("refs", "packed-refs", "reftable", "shallow", "logs")
 """Data of a repository; `hooks`, `config`, `remotes`, `branches` and `modules` are left out."""
+_INFO = ("info/exclude", "info/attributes")
+"""The same, if they are files: git reads what they lead to, however long it is."""
 _SETTINGS = (
     *("core.hooksPath=/dev/null", "core.fsmonitor=false", "advice.detachedHead=false", "gc.auto=0", "maintenance.auto=false"),
     *("submodule.recurse=false", "fetch.recurseSubmodules=false", "init.defaultBranch=main"),
@@ -86,13 +88,16 @@ def find_repository(folder: Path) -> Repository | None:
 
     Like git, stop at the root of a file system. Unlike git, ignore bare repositories: any folder of another one can be one.
     """
-    here = folder.resolve()
-    device = here.stat().st_dev
-    for top in (here, *here.parents):
-        if top.stat().st_dev != device:
-            return None
-        if found := _repository_at(top):
-            return found
+    here = Path(os.path.realpath(folder))
+    try:
+        device = here.stat().st_dev
+        for top in (here, *here.parents):
+            if top.stat().st_dev != device:
+                return None
+            if found := _repository_at(top):
+                return found
+    except OSError:  # as for git, a .git that cannot be read is not passed over
+        return None
     return None
 
 
@@ -102,8 +107,8 @@ def _repository_at(top: Path) -> Repository | None:
     own = top / pointer
     if not pointer or not own.is_dir():
         return None
-    own = own.resolve()
-    common = (own / _pointer(own / "commondir")).resolve() if (own / "commondir").is_file() else own
+    own = Path(os.path.realpath(own))
+    common = Path(os.path.realpath(own / _pointer(own / "commondir"))) if (own / "commondir").is_file() else own
     whole = os.path.lexists(own / "HEAD") and (common / "objects").is_dir() and (common / "refs").is_dir()
     return Repository(top, own, common) if whole else None
 
@@ -113,9 +118,9 @@ def _points_back(repository: Repository, given: list[Setting]) -> bool:
     back = repository.own / "gitdir"
     if back.is_file():
         known = repository.own.parent == repository.common / "worktrees"
-        return known and (repository.own / _pointer(back)).resolve() == repository.top / ".git"
+        return known and os.path.realpath(repository.own / _pointer(back)) == str(repository.top / ".git")
     top = next((value for key, value in reversed(given) if key == "core.worktree"), None)
-    return bool(top) and (repository.own / str(top)).resolve() == repository.top
+    return bool(top) and os.path.realpath(repository.own / str(top)) == str(repository.top)
 
 
 def _links(folder: Path) -> Iterator[Path]:
@@ -168,10 +173,7 @@ class Git:
     @property
     def repository(self) -> Repository:
         """Return the repository of the folder, or raise a GitError."""
-        try:
-            found = find_repository(self.folder)
-        except OSError as error:
-            raise GitError(f"{self.folder} cannot be read: {error.strerror}.", "Check the path.", error.strerror or "") from error
+        found = find_repository(self.folder)
         if found is None:
             raise GitError(f"{self.folder} is not in a git repository.", "Run `git init` there.", "not a git repository")
         return found
@@ -230,7 +232,7 @@ class Git:
         with tempfile.TemporaryDirectory(prefix="llm-perf-git-") as folder:
             if not self._made_here:
                 _fill(Path(folder), repository, self.given)
-                settings += _harmless([*self._users, *self.given])
+                settings += _harmless([*self._users, *self.given], repository.top)
                 variables |= {"GIT_COMMON_DIR": folder, "GIT_OBJECT_DIRECTORY": str(repository.common / "objects")}
             if self._schemes == NO_TRANSPORT:
                 variables |= _without_user(folder)
@@ -253,11 +255,11 @@ class Git:
         repository = self.repository
         dot_git = repository.top / ".git"
         if dot_git.is_symlink():
-            return f"{dot_git} is a link to {dot_git.resolve()}."
+            return f"{dot_git} is a link to {os.path.realpath(dot_git)}."
         if dot_git.is_file() and not _points_back(repository, self.given):
             return f"{dot_git} names {repository.own}, which belongs to another checkout."
         for path in (*_links(repository.own), *_links(repository.common)):
-            target = path.resolve()
+            target = Path(os.path.realpath(path))
             if not target.is_relative_to(repository.own) and not target.is_relative_to(repository.common):
                 return f"{path} is a link to {target}, outside of its repository."
         return ""
@@ -266,15 +268,15 @@ class Git:
     def given(self) -> list[Setting]:
         """The configuration of the repository, as data: keys in lower case, in the order in which later ones count."""
         repository = self.repository
-        found = read_settings(repository.common / "config")
+        found = read_settings(repository.common / "config", self.limit_s)
         if any(key == "extensions.worktreeconfig" and value != "false" for key, value in found):
-            found += read_settings(repository.own / "config.worktree")
+            found += read_settings(repository.own / "config.worktree", self.limit_s)
         return found
 
     @cached_property
     def _users(self) -> list[Setting]:
         """The configuration of the user and the system."""
-        return _listed()
+        return _listed(self.limit_s)
 
 
 _NO_FILTER = ("clean=", "smudge=", "process=", "required=false")
@@ -284,28 +286,31 @@ def _drivers(given: list[Setting]) -> frozenset[str]:
     return frozenset(found[1] for key, _ in given if (found := _DRIVER.fullmatch(key)))
 
 
-def read_settings(file: Path) -> list[Setting]:
+def read_settings(file: Path, limit_s: float = LOCAL_S) -> list[Setting]:
     """Return the settings of a file in git's format; none if it is missing. A setting without `=` has the value None."""
-    return _listed("--file", str(file), "--includes") if file.is_file() else []
+    return _listed(limit_s, "--file", str(file), "--includes") if file.is_file() else []
 
 
-def _listed(*words: str) -> list[Setting]:
+def _listed(limit_s: float, *words: str) -> list[Setting]:
     """Return settings as data. Outside of any repository, so that none affects how they are read."""
     variables = {**_for_fetching(NO_TRANSPORT), "GIT_DIR": f"{os.devnull}/none"}
-    done = _started(["--no-pager", "config", *words, "--null", "--list"], Path("/"), variables, LOCAL_S, None)
+    done = _started(["--no-pager", "config", *words, "--null", "--list"], Path("/"), variables, limit_s, None)
     if done.exit_code != 0:
         raise GitError(f"The configuration of git cannot be read: {reason(done.errors)}.", "Fix this file.", done.errors)
     found = [setting.partition("\n") for setting in os.fsdecode(done.output).split("\0") if setting]
     return [(key, value if equals else None) for key, equals, value in found]
 
 
-def _harmless(given: list[Setting]) -> list[str]:
-    """Return the settings that are taken over, for `git -c`; the last of each counts."""
-    user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "git"
-    found = {key: str(user / name) for key, name in _FILES.items()}
+def _harmless(given: list[Setting], top: Path) -> list[str]:
+    """Return the settings that are taken over, for `git -c`; the last of each counts. Only regular files are read."""
+    user = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    found = {key: f"{user}/git/{name}" for key, name in _FILES.items()}
     for key, value in given:
         if key in _HARMLESS:
-            found[key] = "true" if value is None else str(Path(value).expanduser()) if key in _FILES else value
+            found[key] = "true" if value is None else value
+    for key in _FILES:
+        file = str(top / os.path.expanduser(found[key]))  # noqa: PTH111 - Path raises an error for an unknown user
+        found[key] = file if os.path.isfile(file) else os.devnull  # noqa: PTH113 - Path raises an error for a long name
     return [f"{key}={value}" for key, value in found.items()]
 
 
@@ -313,6 +318,10 @@ def _fill(stand_in: Path, repository: Repository, given: list[Setting]) -> None:
     """Fill the folder that stands in for the common folder of a repository."""
     for name in _SHARED:
         link(stand_in, stand_in / name, repository.common / name)
+    make_folder(stand_in, stand_in / "info")
+    for name in _INFO:
+        if (repository.common / name).is_file():
+            link(stand_in, stand_in / name, repository.common / name)
     lines = ["[core]\n\tbare = false\n"]
     for key, value in given:
         if _FORMAT.fullmatch(key) and _WORD.fullmatch(value or "true"):

@@ -137,7 +137,7 @@ def _modules(git: Git, pathspec: tuple[str, ...]) -> list[str]:
 
 def _is_checkout(top: Path, path: str) -> bool:
     folder = top / path
-    return folder.resolve() == folder and os.path.lexists(folder / ".git")
+    return os.path.realpath(folder) == str(folder) and os.path.lexists(folder / ".git")
 
 
 def _ignored(git: Git) -> dict[str, str]:

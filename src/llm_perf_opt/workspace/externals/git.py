@@ -19,7 +19,7 @@ def checkout_standing(folder: Path, entry: External, *, only_below: bool = False
     """Compare a checkout with its pin. `only_below`: the folder may be part of a repository, whose rest does not matter."""
     git = Git(folder)
     try:
-        if not only_below and git.repository.top != folder.resolve():
+        if not only_below and str(git.repository.top) != os.path.realpath(folder):
             return Standing("foreign", "not a readable git checkout: its .git is damaged")
         head = git.text("rev-parse", "--verify", "HEAD")
         found = changes(git, *(["."] if only_below else []), untracked="all")
@@ -134,7 +134,7 @@ def _check_out_submodules(git: Git, entry: External) -> None:
         if not about.startswith(GITLINK):
             continue
         name, folder = names.get(path), top / path
-        if name is None or folder.resolve() != folder:
+        if name is None or os.path.realpath(folder) != str(folder):
             raise ConfigError(f"{entry.name}: .gitmodules has no path for the submodule {path!r}.", "Write submodules: false.")
         url = _absolute(entry.source, modules_of(top).get(f"{name}.url", ""))
         where = f"{entry.name}: the url of the submodule {path!r}"

@@ -179,7 +179,7 @@ class Places:
                 return
             if part.is_symlink():
                 raise OutsideError(
-                    f"{part} is a link that leads to {part.resolve()}.", "Remove it: nothing is written through it."
+                    f"{part} is a link that leads to {os.path.realpath(part)}.", "Remove it: nothing is written through it."
                 )
 
     def drop_empty_room(self, entry: External) -> None:
