@@ -5,7 +5,6 @@ It reads the index, which is what will be committed, and needs no network.
 
 import os
 import shlex
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.git import Git
 from llm_perf_opt.core.git_changes import GITLINK
-from llm_perf_opt.core.run_folder import write_whole
+from llm_perf_opt.core.inside import write
 from llm_perf_opt.core.urls import without_password
 from llm_perf_opt.workspace.externals.listing import TRACKED_WAYS, External, read_listing
 from llm_perf_opt.workspace.externals.places import IGNORE, LICENSES, LISTING, LOCK, THIRD_PARTY, Locked, Places, read_lock
@@ -102,8 +101,7 @@ def install(places: Places, python: str) -> Path:
         raise ConfigError(f"core.hooksPath is {configured}.", "Call `llm-perf externals guard` from the pre-commit hook there.")
     if hook.exists() or hook.is_symlink():
         raise ConfigError(f"{hook} already exists.", "Add `llm-perf externals guard` to it.")
-    write_whole(hooks, hook, _HOOK.format(python=shlex.quote(python)).encode())
-    hook.chmod(hook.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    write(hooks, hook, _HOOK.format(python=shlex.quote(python)).encode(), 0o777)
     return hook
 
 
