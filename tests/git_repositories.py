@@ -75,3 +75,109 @@ def entry(name: str, way: str, source: str, commit: str, more: str = "") -> str:
     key = {"symlink": "path", "hub": "repo"}.get(way, "url")
     extra = "  paths: [src/one]\n" if way == "sparse" else ""
     return f'{name}:  # {name} of ours\n  way: {way}\n  {key}: {source}\n  commit: "{commit}"  # the pin\n{extra}{more}'
+
+
+class Marker:
+    """A program that leaves a mark when it is run, whatever runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.program = folder / "program"
+        self._marks = folder / "marks"
+        folder.mkdir()
+        self.program.write_text(f'#!/bin/sh\necho "$0 $*" >> {self._marks}\ncat\n')
+        self.program.chmod(0o755)
+
+    @property
+    def marks(self) -> list[str]:
+        """How it was called since the last time."""
+        found = self._marks.read_text().splitlines() if self._marks.exists() else []
+        self._marks.unlink(missing_ok=True)
+        return found
+
+
+PLACES = ("config", "include", "worktree")
+"""Where the settings of a repository can be."""
+
+
+def plant(folder: Path, marker: Marker, where: str = "config", attributes: str = "*.odd filter=odd diff=odd merge=odd\n") -> None:
+    """Let every setting that can name a program name this one, and every hook be it, in a repository that exists."""
+    own = Path(git(folder, "rev-parse", "--absolute-git-dir"))
+    common = Path(git(folder, "rev-parse", "--path-format=absolute", "--git-common-dir"))
+    file = {"config": common / "config", "include": common / "more", "worktree": own / "config.worktree"}[where]
+    program = marker.program
+    with file.open("a") as config:
+        config.write(_PROGRAMS.replace("PROGRAM", str(program)))
+    if where == "include":
+        git(folder, "config", "include.path", "more")
+    if where == "worktree":
+        git(folder, "config", "extensions.worktreeConfig", "true")
+    for name in _HOOKS:
+        (common / "hooks").mkdir(exist_ok=True)
+        (common / "hooks" / name).write_bytes(program.read_bytes())
+        (common / "hooks" / name).chmod(0o755)
+    (common / "info").mkdir(exist_ok=True)
+    (common / "info" / "attributes").write_text(attributes)
+
+
+_HOOKS = (
+    *("applypatch-msg", "pre-commit", "post-checkout", "post-merge", "pre-push", "post-rewrite", "reference-transaction"),
+    *("fsmonitor-watchman", "post-index-change", "pre-auto-gc", "sendemail-validate", "pre-receive", "update"),
+)
+_PROGRAMS = """
+[core]
+	fsmonitor = PROGRAM fsmonitor
+	sshCommand = PROGRAM ssh
+	gitProxy = PROGRAM proxy
+	editor = PROGRAM editor
+	pager = PROGRAM pager
+	askPass = PROGRAM
+	alternateRefsCommand = PROGRAM alternates
+[pager]
+	status = PROGRAM pager
+	config = PROGRAM pager
+[alias]
+	status = !PROGRAM alias
+	config = !PROGRAM alias
+[gpg]
+	program = PROGRAM
+[credential]
+	helper = !PROGRAM credential
+[sequence]
+	editor = PROGRAM
+[interactive]
+	diffFilter = PROGRAM
+[diff]
+	external = PROGRAM external
+[diff "odd"]
+	command = PROGRAM command
+	textconv = PROGRAM textconv
+[merge "odd"]
+	driver = PROGRAM merge
+[filter "odd"]
+	clean = PROGRAM clean
+	smudge = PROGRAM smudge
+	required = true
+[filter "process"]
+	process = PROGRAM process
+	required = true
+[uploadpack]
+	packObjectsHook = PROGRAM pack
+[protocol]
+	allow = always
+[protocol "ext"]
+	allow = always
+[remote "origin"]
+	uploadpack = PROGRAM uploadpack
+	promisor = true
+	partialclonefilter = blob:none
+	url = ext::PROGRAM remote
+[url "ext::PROGRAM "]
+	insteadOf = https://
+	insteadOf = file://
+[submodule]
+	recurse = true
+[trace2]
+	eventTarget = /dev/null
+[log]
+	showSignature = true
+"""

@@ -12,8 +12,10 @@ from typing import Any
 from llm_perf_opt import __version__
 from llm_perf_opt.config.runtimes import all_traits
 from llm_perf_opt.core.compiler import INSTALL, compiler_problem, find_compiler
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.git import Git
+from llm_perf_opt.core.git_changes import changes
 from llm_perf_opt.core.host import available_memory_bytes, cluster_node, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
-from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.topology import cpu_layout, numa_nodes
 from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml, read, text_of
@@ -24,6 +26,8 @@ PACKAGES = ("hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH", "JWT")
 """A variable whose name contains one of these is never recorded."""
 _ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GOMP_", "NCCL_", "TRITON_")
+_GIT_S = 15.0
+"""Time limit of each git command; a repository of 100,000 files takes about a second."""
 _CLUSTER_PREFIXES = ("SLURM_", "SLURMD_")
 _CLUSTER_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "CUDA_VISIBLE_DEVICES",
@@ -49,7 +53,7 @@ def environment(device_index: int) -> dict[str, Any]:
         "compiler": _compiler(),
         "packages": packages(),
         "tool": {"version": __version__, **_own_commit()},
-        "working_folder": _commit(Path.cwd()),
+        "working_folder": commit_of(Path.cwd()),
         "variables": _variables(recorded),
         "cluster": {"node": cluster_node(), "variables": _variables(_CLUSTER_PREFIXES, _CLUSTER_VARIABLES)},
     }
@@ -131,17 +135,23 @@ def _gpu(device_index: int) -> dict[str, Any]:
 def _own_commit() -> dict[str, Any]:
     """Return the commit of llm-perf, if this file is tracked: an installed package may lie in another repository."""
     here = Path(__file__)
-    tracked = ask(["git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name])
-    return _commit(here.parent) if tracked else {}
+    tracked = Git(here.parent, limit_s=_GIT_S).try_text("ls-files", "--error-unmatch", here.name)
+    return commit_of(here.parent) if tracked else {}
 
 
-def _commit(folder: Path) -> dict[str, Any]:
-    """Return the commit and dirty flag of the repository that contains `folder`; empty if there is none."""
+def commit_of(folder: Path) -> dict[str, Any]:
+    """Return the commit of the repository that contains `folder`, and whether its files differ; empty if there is none.
 
-    def git(*words: str) -> str | None:
-        return ask(["git", "-C", str(folder), *words])
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
+    `dirty` is "n/a: reason" if that cannot be found out without running a program that the repository names.
+    """
+    git = Git(folder, limit_s=_GIT_S)
+    try:
+        commit = git.text("rev-parse", "--verify", "HEAD")
+    except ResourceError:  # no repository, no commit yet, or no git
         return {}
-    return {"commit": commit, "dirty": bool(git("status", "--porcelain"))}
+    try:
+        found = changes(git)
+    except ResourceError as error:
+        return {"commit": commit, "dirty": str(Missing(error.fact.rstrip(".")))}
+    unknown = str(Missing(found.unknown[0])) if found.unknown else False
+    return {"commit": commit, "dirty": True if found.changed else unknown}

@@ -121,7 +121,8 @@ def _gpu_words(gpu: Any) -> str:
 
 
 def _tool_words(tool: Mapping[str, Any]) -> str:
-    commit = f", commit {str(tool['commit'])[:12]}{' with changes' if tool.get('dirty') else ''}" if "commit" in tool else ""
+    changed = {True: " with changes", False: ""}.get(tool.get("dirty", False), " (changes unknown)")
+    commit = f", commit {str(tool['commit'])[:12]}{changed}" if "commit" in tool else ""
     return f"{tool.get('version')}{commit}"
 
 

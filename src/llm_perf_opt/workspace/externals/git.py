@@ -1,19 +1,15 @@
-"""Run git so that a repository cannot make it do more than fetch and check out.
-
-No hooks, no prompts, no filters that fetch large files, no recursion into submodules, only the transports that are named,
-and a time limit on everything.
-"""
+"""Fetch, check out and compare reference code with git."""
 
 import os
-import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError
-from llm_perf_opt.core.inside import make_folder
-from llm_perf_opt.core.processes import Answer, answer
+from llm_perf_opt.core.git import Git, GitError, read_settings, reason
+from llm_perf_opt.core.git_changes import GITLINK, changes
 from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.workspace.externals.listing import External, Standing, schemes_for
+from llm_perf_opt.workspace.externals.listing import External, Standing, check_address, schemes_for
 
 _SHOWN = 3
 """Maximum number of edited files to name; the rest are counted."""
@@ -23,14 +19,18 @@ def checkout_standing(folder: Path, entry: External, *, only_below: bool = False
     """Compare a checkout with its pin. `only_below`: the folder may be part of a repository, whose rest does not matter."""
     git = Git(folder)
     try:
+        if not only_below and str(git.repository.top) != os.path.realpath(folder):
+            return Standing("foreign", "not a readable git checkout: its .git is damaged")
         head = git.text("rev-parse", "--verify", "HEAD")
-        changed = git.text("status", "--porcelain", "-z", "--untracked-files=all", *(["--", "."] if only_below else []))
+        found = changes(git, *(["."] if only_below else []), untracked="all")
     except GitError as error:
         return Standing("foreign", f"not a readable git checkout: {reason(error.output)}")
     if head != entry.commit:
         return Standing("other commit", f"at {head}", head)
-    if changed:
-        return Standing("edited", edited([line[3:] for line in changed.split("\0") if line]), head)
+    if found.changed:
+        return Standing("edited", edited(list(found.changed)), head)
+    if found.unknown:
+        return Standing("unverified" if only_below else "edited", one_line(found.unknown[0]), head)
     return Standing("ok", "", head)
 
 
@@ -52,114 +52,15 @@ def is_empty_or_missing(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-LOCAL_S = 120.0
 FETCH_S = 1800.0
 """Time limit of a fetch; a connection without progress for a minute is dropped earlier."""
-_NO_TRANSPORT = "none"
-_SETTINGS = (
-    *("core.hooksPath=/dev/null", "core.fsmonitor=false", "advice.detachedHead=false", "gc.auto=0", "maintenance.auto=false"),
-    *("submodule.recurse=false", "fetch.recurseSubmodules=false", "core.autocrlf=false", "init.defaultBranch=main"),
-    *("filter.lfs.smudge=", "filter.lfs.process=", "filter.lfs.clean=", "filter.lfs.required=false"),
-)
-_OF_A_REPOSITORY = frozenset(
-    {
-        *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG", "GIT_OBJECT_DIRECTORY"),
-        *("GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_GRAFT_FILE", "GIT_INDEX_FILE", "GIT_NO_REPLACE_OBJECTS"),
-        *("GIT_REPLACE_REF_BASE", "GIT_PREFIX", "GIT_INTERNAL_SUPER_PREFIX", "GIT_SHALLOW_FILE", "GIT_COMMON_DIR"),
-    }
-)
-"""Most of what `git rev-parse --local-env-vars` lists: a hook of one repository must not affect another."""
-_CREDENTIALS = re.compile(r"://[^/@\s]+@")
-
-
-class GitError(ResourceError):
-    """Git failed; `output` is what it printed."""
-
-    def __init__(self, fact: str, remedy: str, output: str = "", *, timed_out: bool = False) -> None:
-        super().__init__(fact, remedy)
-        self.output = output
-        self.timed_out = timed_out
-
-
-class Git:
-    """Git in a folder. Without `schemes` it cannot access any other repository."""
-
-    def __init__(self, folder: Path, schemes: str = _NO_TRANSPORT, index: Path | None = None) -> None:
-        self.folder = folder
-        self._schemes = schemes
-        self._index = index
-
-    def with_index(self, index: Path) -> "Git":
-        """Return the same with another index."""
-        return Git(self.folder, self._schemes, index)
-
-    def text(self, *words: str, timeout_s: float = LOCAL_S, stdin: Path | None = None) -> str:
-        """Return the output, or raise a GitError with git's reason."""
-        return os.fsdecode(self.content(*words, timeout_s=timeout_s, stdin=stdin)).rstrip("\n")
-
-    def content(self, *words: str, timeout_s: float = LOCAL_S, stdin: Path | None = None) -> bytes:
-        """Return the raw output."""
-        done = self._run(words, timeout_s, stdin)
-        if done.timed_out:
-            raise GitError(
-                f"git {words[0]} took longer than {timeout_s:.0f} s and was stopped.", "Try again.", "timed out", timed_out=True
-            )
-        if done.exit_code != 0:
-            raise GitError(
-                f"git {words[0]} failed in {self.folder}: {reason(done.errors)}.", "See the message of git.", done.errors
-            )
-        return done.output
-
-    def try_text(self, *words: str) -> str | None:
-        """Return the output, or None if git failed."""
-        done = self._run(words, LOCAL_S, None)
-        return None if done.exit_code != 0 else os.fsdecode(done.output).rstrip("\n")
-
-    def _run(self, words: tuple[str, ...], timeout_s: float, stdin: Path | None) -> Answer:
-        settings = [word for setting in _SETTINGS for word in ("-c", setting)]
-        argv = ["git", "--no-pager", *settings, *words]
-        return answer(argv, folder=self.folder, environment=self._environment(), timeout_s=timeout_s, stdin=stdin)
-
-    def _environment(self) -> dict[str, str]:
-        given = {key: value for key, value in os.environ.items() if key not in _OF_A_REPOSITORY}
-        fixed = {
-            "GIT_ALLOW_PROTOCOL": _narrowed(self._schemes, given.get("GIT_ALLOW_PROTOCOL")),
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_ASKPASS": "true",
-            "SSH_ASKPASS_REQUIRE": "never",
-            "GIT_LFS_SKIP_SMUDGE": "1",
-            "GIT_OPTIONAL_LOCKS": "0",
-            "GIT_HTTP_LOW_SPEED_LIMIT": "1000",
-            "GIT_HTTP_LOW_SPEED_TIME": "60",
-            "GCM_INTERACTIVE": "never",
-            "LC_ALL": "C",
-        }
-        if "ssh" in self._schemes and "GIT_SSH" not in given:
-            fixed["GIT_SSH_COMMAND"] = f"{given.get('GIT_SSH_COMMAND', 'ssh')} -oBatchMode=yes -oConnectTimeout=15"
-        if self._index is not None:
-            fixed["GIT_INDEX_FILE"] = str(self._index)
-        return {**given, **fixed}
-
-
-def reason(errors: str) -> str:
-    """Return the line with git's reason, without secrets in a URL."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    errors_first = [line for line in lines if line.lower().startswith(("fatal:", "error:"))] or lines[-1:]
-    first = errors_first[0] if errors_first else "it gave no reason"
-    plain = re.sub(r"^(?:(?:fatal|error|remote error): )+", "", first, flags=re.IGNORECASE)
-    return _CREDENTIALS.sub("://", one_line(plain)).rstrip(".")[:300]
+EXACT = {"core.autocrlf": "false"}
+"""Reference code is checked out as it was committed."""
 
 
 def command(folder: str, *words: str) -> str:
     """Return a git command for the user to type."""
     return shlex.join(["git", "-C", folder, *words])
-
-
-def _narrowed(schemes: str, by_user: str | None) -> str:
-    """Return the protocols allowed by both GIT_ALLOW_PROTOCOL and this program."""
-    if by_user is None:
-        return schemes
-    return ":".join(scheme for scheme in schemes.split(":") if scheme in by_user.split(":")) or _NO_TRANSPORT
 
 
 # --- fetching ---------------------------------------------------------------------------------------------------------
@@ -170,18 +71,22 @@ _NOT_SERVED = ("not our ref", "unadvertised object", "couldn't find remote ref",
 
 
 def remote_git(entry: External, folder: Path) -> Git:
-    """Return git with access to this entry's URL."""
-    return Git(folder, schemes_for(entry.source))
+    """Return git in an existing clone, with access to this entry's URL whatever the clone's configuration names."""
+    settings = {f"remote.origin.{key}": value for key, value in _remote(entry).items()}
+    partial = {"remote.origin.promisor": "true", "remote.origin.partialclonefilter": "blob:none"} if entry.way == "sparse" else {}
+    return Git(folder, schemes=schemes_for(entry.source), settings={**EXACT, **settings, **partial})
 
 
 def new_repository(entry: External, folder: Path) -> Git:
     """Create an empty repository with its remote."""
-    make_folder(folder.parent, folder)
-    git = remote_git(entry, folder)
-    git.text("init", "--quiet", "--template=")
-    git.text("config", "remote.origin.url", entry.source)
-    git.text("config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*")
+    git = Git.create(folder, schemes=schemes_for(entry.source), settings=EXACT)
+    for key, value in _remote(entry).items():
+        git.configure(f"remote.origin.{key}", value)
     return git
+
+
+def _remote(entry: External) -> dict[str, str]:
+    return {"url": entry.source, "fetch": "+refs/heads/*:refs/remotes/origin/*"}
 
 
 def fetch_commit(git: Git, entry: External, *, without_files: bool = False) -> None:
@@ -209,8 +114,6 @@ def check_out(git: Git, entry: External) -> None:
     """Check out the pinned commit, and ask git what was checked out."""
     try:
         git.text("checkout", "--quiet", "--detach", entry.commit, timeout_s=FETCH_S)
-        if entry.submodules:
-            git.text("submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1", timeout_s=FETCH_S)
     except GitError as error:
         raise unreachable(entry, error) from error
     head = git.text("rev-parse", "HEAD")
@@ -218,6 +121,48 @@ def check_out(git: Git, entry: External) -> None:
         raise ResourceError(
             f"{entry.name}: checked out {head}, not the pinned {entry.commit}.", "Check the configuration of git on this machine."
         )
+    if entry.submodules:
+        _check_out_submodules(git, entry)
+
+
+def _check_out_submodules(git: Git, entry: External) -> None:
+    """Fetch the submodules of a checkout. `git submodule` would obey the configuration of those that exist already."""
+    top = git.repository.top
+    names = {value: key.removesuffix(".path") for key, value in modules_of(top).items() if key.endswith(".path")}
+    for line in git.text("ls-files", "--stage", "-z").split("\0"):
+        about, _, path = line.partition("\t")
+        if not about.startswith(GITLINK):
+            continue
+        name, folder = names.get(path), top / path
+        if name is None or os.path.realpath(folder) != str(folder):
+            raise ConfigError(f"{entry.name}: .gitmodules has no path for the submodule {path!r}.", "Write submodules: false.")
+        url = _absolute(entry.source, modules_of(top).get(f"{name}.url", ""))
+        where = f"{entry.name}: the url of the submodule {path!r}"
+        inner = replace(entry, name=f"{entry.name}/{path}", source=check_address(where, url), commit=about.split()[1])
+        if schemes_for(inner.source) != schemes_for(entry.source):
+            raise ConfigError(f"{where} is a local path.", "Write submodules: false.")
+        below = remote_git(inner, folder) if is_checkout(folder) else new_repository(inner, folder)
+        if below.try_text("cat-file", "-e", f"{inner.commit}^{{commit}}") is None:
+            fetch_commit(below, inner)
+        check_out(below, inner)
+        for key, value in (("active", "true"), ("url", inner.source)):
+            git.configure(f"{name}.{key}", value)
+
+
+def modules_of(top: Path) -> dict[str, str]:
+    """Return the settings of .gitmodules; as for git, a link is not read."""
+    file = top / ".gitmodules"
+    return {} if file.is_symlink() else {key: value or "" for key, value in read_settings(file)}
+
+
+def _absolute(source: str, url: str) -> str:
+    """Return the URL of a submodule, which may be relative to that of the repository around it."""
+    while url.startswith(("./", "../")):
+        step, _, url = url.partition("/")
+        source = source.rstrip("/").rpartition("/")[0] if step == ".." else source
+        if not url.startswith(("./", "../")):
+            return f"{source.rstrip('/')}/{url}"
+    return url
 
 
 def unreachable(entry: External, error: GitError) -> ResourceError:

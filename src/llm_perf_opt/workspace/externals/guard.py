@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.git import Git
+from llm_perf_opt.core.git_changes import GITLINK
 from llm_perf_opt.core.inside import write
-from llm_perf_opt.workspace.externals.git import Git
+from llm_perf_opt.core.urls import without_password
 from llm_perf_opt.workspace.externals.listing import TRACKED_WAYS, External, read_listing
 from llm_perf_opt.workspace.externals.places import IGNORE, LICENSES, LISTING, LOCK, THIRD_PARTY, Locked, Places, read_lock
-from llm_perf_opt.workspace.externals.submodule import GITLINK
 
 CONTROL_FILES = frozenset({LISTING, LOCK, IGNORE, "README.md"})
 """Files at the top of third_party/ that belong to no entry."""
@@ -92,9 +93,10 @@ def install(places: Places, python: str) -> Path:
     """Install the guard as the repository's pre-commit hook; an existing hook is not changed."""
     if not places.in_git:
         raise ConfigError(f"{places.root} is not the top of a git repository.", "Run it in one.")
-    hooks = Path(Git(places.root).text("rev-parse", "--path-format=absolute", "--git-common-dir")) / "hooks"
+    places.git.require_writable()
+    hooks = places.git.repository.common / "hooks"
     hook = hooks / "pre-commit"
-    configured = places.git.try_text("config", "--local", "--get", "core.hooksPath")
+    configured = dict(Git(places.root).given).get("core.hookspath")
     if configured:
         raise ConfigError(f"core.hooksPath is {configured}.", "Call `llm-perf externals guard` from the pre-commit hook there.")
     if hook.exists() or hook.is_symlink():
@@ -184,7 +186,11 @@ def _submodule_problems(git: Git, entry: External, mine: dict[str, _Staged]) -> 
         return [Problem(shown, _other_pin(entry, f"{link.blob} is staged"))]
     url = git.try_text("config", "--blob", ":.gitmodules", "--get", f"submodule.{shown}.url")
     if url != entry.source:
-        return [Problem(".gitmodules", f"has {url or 'no url'} for {entry.name}; {LISTING} has {entry.source}")]
+        return [
+            Problem(
+                ".gitmodules", f"has {without_password(url) if url else 'no url'} for {entry.name}; {LISTING} has {entry.source}"
+            )
+        ]
     return []
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from llm_perf_opt.core.errors import ConfigError, nearest
+from llm_perf_opt.core.urls import parsed_url, without_password
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -58,17 +58,21 @@ def check_address(where: str, value: object) -> str:
     """Return a URL for git: https, ssh, file or a local path; nothing that git would read as an option or a program."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where} is missing.", "Give an https://, ssh:// or file:// URL, or an absolute path.")
+    shown = without_password(value)
     _no_odd_characters(where, value)
     if any(char.isspace() for char in value):
-        raise ConfigError(f"{where}: {value!r} contains a space.", "Write %20 for a space in a URL.")
+        raise ConfigError(f"{where}: {shown!r} contains a space.", "Write %20 for a space in a URL.")
     if value.startswith("/") or _SSH_SHORT.fullmatch(value):
         return value
-    parts = urlsplit(value)
+    try:
+        parts = parsed_url(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.fact}", error.remedy) from error
     if parts.scheme not in ("https", "ssh", "file") or "::" in value.split("/", 1)[0]:
-        raise ConfigError(f"{where}: {value!r} is not an accepted URL.", "Use https://, ssh:// or file://, or an absolute path.")
+        raise ConfigError(f"{where}: {shown!r} is not an accepted URL.", "Use https://, ssh:// or file://, or an absolute path.")
     if parts.scheme == "file":
         if parts.netloc or not parts.path.startswith("/"):
-            raise ConfigError(f"{where}: {value!r} names no local folder.", "Write file:///absolute/path.")
+            raise ConfigError(f"{where}: {shown!r} names no local folder.", "Write file:///absolute/path.")
         return value
     user, _, host = parts.netloc.rpartition("@")
     if ":" in user or (user and parts.scheme == "https"):
@@ -76,7 +80,7 @@ def check_address(where: str, value: object) -> str:
             f"{where} contains a user name or password.", "Remove it: the file is shared, and git uses your credential helper."
         )
     if user.startswith("-") or not _HOST.fullmatch(host.rsplit(":", 1)[0] if not host.endswith("]") else host):
-        raise ConfigError(f"{where}: {value!r} names no host.", "Write https://HOST/PATH.")
+        raise ConfigError(f"{where}: {shown!r} names no host.", "Write https://HOST/PATH.")
     return value
 
 
@@ -103,10 +107,11 @@ def schemes_for(address: str) -> str:
 
 
 def _no_odd_characters(where: str, value: str) -> None:
+    shown = without_password(value)
     if not value.isprintable():
-        raise ConfigError(f"{where}: {value!r:.60} contains a character that cannot be shown.", "Use plain characters.")
+        raise ConfigError(f"{where}: {shown!r:.60} contains a character that cannot be shown.", "Use plain characters.")
     if value.startswith("-"):
-        raise ConfigError(f"{where}: {value!r:.60} begins with '-'.", "Programs would read it as an option.")
+        raise ConfigError(f"{where}: {shown!r:.60} begins with '-'.", "Programs would read it as an option.")
 
 
 Way = Literal["submodule", "subtree", "sparse", "symlink", "hub"]

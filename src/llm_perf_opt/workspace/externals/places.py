@@ -7,15 +7,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, words_of
-from llm_perf_opt.core.inside import make_folder, move, remove, remove_empty, remove_if_possible
+from llm_perf_opt.core.git import Git, find_repository
+from llm_perf_opt.core.inside import OutsideError, make_folder, move, remove, remove_empty, remove_if_possible
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.user_files import read_bytes, read_text
-from llm_perf_opt.workspace.externals.git import Git
+from llm_perf_opt.workspace.externals.git import EXACT
 from llm_perf_opt.workspace.externals.listing import External, read_listing
 
 SCHEMA = 1
@@ -86,10 +88,10 @@ class Places:
         start = (root or Path.cwd()).resolve()
         if not start.is_dir():
             raise ConfigError(f"{start} is not a folder.", "Give the project's folder with --root.")
-        top = Git(start).try_text("rev-parse", "--show-toplevel")
+        found = find_repository(start)
         if root is not None:
-            return cls(start, top is not None and Path(top) == start)
-        return cls(Path(top) if top else start, top is not None)
+            return cls(start, found is not None and found.top == start)
+        return cls(found.top if found else start, found is not None)
 
     @property
     def third_party(self) -> Path:
@@ -123,10 +125,10 @@ class Places:
         """Return the same relative to the project."""
         return f"{THIRD_PARTY}/{entry.into}"
 
-    @property
+    @cached_property
     def git(self) -> Git:
-        """Return git in the project, without network access."""
-        return Git(self.root)
+        """Git in the project, without network access."""
+        return Git(self.root, settings=EXACT)
 
     def listing_text(self) -> str:
         """Return the text of externals.yaml, or raise an error that says how to create it."""
@@ -153,20 +155,32 @@ class Places:
 
     def ignore(self, entry: External) -> None:
         """Write the .gitignore for entries that are local to this machine."""
-        text = self.ignore_file.read_text(encoding="utf-8") if self.ignore_file.exists() else ""
+        self.check_plain(self.ignore_file)
+        text = read_text(self.ignore_file) if self.ignore_file.exists() else ""
         lines = text.splitlines()
         missing = [line for line in (f"/{_MAKING}*/", f"/{entry.into}") if line not in lines]
         if missing:
             write_whole(self.root, self.ignore_file, "\n".join([*lines, *missing, ""]).encode())
 
     def make_room(self, entry: External) -> Path:
-        """Return the entry's folder and create its parents, which must be under third_party/ even through links."""
+        """Return the entry's folder and create its parents, of which none may be a link: it could lead to another entry."""
         folder = self.folder(entry)
+        self.check_plain(folder.parent)
         try:
             make_folder(self.third_party, folder.parent)
         except OSError as error:
             raise ResourceError(f"{folder.parent} cannot be created: {error.strerror}.", "Check what is at this path.") from error
         return folder
+
+    def check_plain(self, path: Path) -> None:
+        """Raise an OutsideError if a path below the project is a link, or has one in its folders."""
+        for part in (path, *path.parents):
+            if part == self.root:
+                return
+            if part.is_symlink():
+                raise OutsideError(
+                    f"{part} is a link that leads to {os.path.realpath(part)}.", "Remove it: nothing is written through it."
+                )
 
     def drop_empty_room(self, entry: External) -> None:
         """Remove empty parents that were created for an entry that failed."""
@@ -177,6 +191,8 @@ class Places:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Lock third_party/, and remove what a killed process left unfinished."""
+        for path in (self.third_party, self.third_party / LICENSES, self.lock_file, self.listing_file):
+            self.check_plain(path)
         make_folder(self.root, self.third_party)
         handle = os.open(self.third_party, os.O_RDONLY)
         try:

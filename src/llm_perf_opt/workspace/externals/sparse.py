@@ -1,8 +1,8 @@
 """A sparse checkout: some folders of a large repository, in a clone that the project's git ignores."""
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.core.git import Git
 from llm_perf_opt.workspace.externals.git import (
-    Git,
     check_out,
     checkout_standing,
     fetch_commit,

@@ -1,9 +1,12 @@
 """A submodule: its own history, its commit recorded by the project."""
 
+import os
 from pathlib import Path
 
 from llm_perf_opt.core import inside
 from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.git_changes import GITLINK
+from llm_perf_opt.core.urls import without_password
 from llm_perf_opt.workspace.externals.git import (
     check_out,
     checkout_standing,
@@ -11,13 +14,12 @@ from llm_perf_opt.workspace.externals.git import (
     fetch_commit,
     is_checkout,
     is_empty_or_missing,
+    modules_of,
     new_repository,
     remote_git,
 )
 from llm_perf_opt.workspace.externals.listing import External, Standing
 from llm_perf_opt.workspace.externals.places import Locked, Places
-
-GITLINK = "160000"
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
@@ -36,7 +38,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
     if recorded != entry.commit:
         return Standing("other commit", f"the project records {recorded}", found.commit)
     if (url := _configured(places, entry, "url")) != entry.source:
-        return Standing("other commit", f".gitmodules has another url: {url}", found.commit)
+        return Standing("other commit", f".gitmodules has another url: {without_password(url or '')}", found.commit)
     return found
 
 
@@ -62,9 +64,9 @@ def make(places: Places, entry: External) -> Locked:
 
 def move(places: Places, entry: External) -> Locked:
     """Fetch the new commit, check it out, record it."""
-    folder = places.folder(entry)
+    folder = places.make_room(entry)
     git = remote_git(entry, folder)
-    git.text("config", "remote.origin.url", entry.source)
+    git.configure("remote.origin.url", entry.source)
     if git.try_text("cat-file", "-e", f"{entry.commit}^{{commit}}") is None:
         fetch_commit(git, entry)
     check_out(git, entry)
@@ -85,15 +87,12 @@ def recorded_commit(places: Places, entry: External) -> str | None:
 def _register(places: Places, entry: External) -> None:
     shown, git = places.shown(entry), places.git
     for key, value in (("path", shown), ("url", entry.source), ("shallow", "true")):
-        git.text("config", "-f", ".gitmodules", f"submodule.{shown}.{key}", value)
+        git.configure(f"submodule.{shown}.{key}", value, ".gitmodules")
     git.text("add", "--", ".gitmodules")
     git.text("update-index", "--add", "--cacheinfo", f"{GITLINK},{entry.commit},{shown}")
-    git.text("submodule", "--quiet", "init", "--", shown)
-    git.text("config", f"submodule.{shown}.url", entry.source)
-    kept = Path(git.text("rev-parse", "--path-format=absolute", "--git-path", f"modules/{shown}"))
-    # An earlier submodule of this name may have left commits there: keep it, and keep .git here.
-    if (places.folder(entry) / ".git").is_dir() and not kept.exists():
-        git.text("submodule", "--quiet", "absorbgitdirs", "--", shown)
+    for key, value in (("active", "true"), ("url", entry.source)):
+        git.configure(f"submodule.{shown}.{key}", value)
+    _absorb(places, entry)
     recorded = recorded_commit(places, entry)
     if recorded != entry.commit:
         raise ResourceError(
@@ -101,5 +100,18 @@ def _register(places: Places, entry: External) -> None:
         )
 
 
+def _absorb(places: Places, entry: External) -> None:
+    """Move the clone's .git to the project's .git/modules, as `git submodule absorbgitdirs` does."""
+    folder = places.folder(entry)
+    dot_git, kept = folder / ".git", places.git.repository.common / "modules" / places.shown(entry)
+    # An earlier submodule of this name may have left commits there: keep it, and keep .git here. Submodules inside refer to it.
+    if dot_git.is_symlink() or not dot_git.is_dir() or os.path.lexists(kept) or (dot_git / "modules").exists():
+        return
+    inside.make_folder(places.git.repository.common, kept.parent)
+    inside.move(Path(os.path.commonpath((kept, dot_git))), dot_git, kept)
+    inside.write(folder, dot_git, f"gitdir: {os.path.relpath(kept, folder)}\n".encode())
+    places.git.text("config", "--file", str(kept / "config"), "core.worktree", os.path.relpath(folder, kept))
+
+
 def _configured(places: Places, entry: External, key: str) -> str | None:
-    return places.git.try_text("config", "-f", ".gitmodules", "--get", f"submodule.{places.shown(entry)}.{key}")
+    return modules_of(places.root).get(f"submodule.{places.shown(entry)}.{key}")

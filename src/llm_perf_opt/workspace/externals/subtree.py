@@ -3,15 +3,14 @@
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.git import GitError, reason
 from llm_perf_opt.core.inside import write
 from llm_perf_opt.workspace.externals.git import (
     FETCH_S,
-    GitError,
     edited,
     fetch_commit,
     is_empty_or_missing,
     new_repository,
-    reason,
 )
 from llm_perf_opt.workspace.externals.listing import External, Standing
 from llm_perf_opt.workspace.externals.places import Locked, Places
@@ -29,7 +28,8 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
         return Standing("other commit", f"at {locked.commit}", locked.commit)
     if tree != locked.tree:
         return Standing("edited", "what is staged or committed differs from the pinned commit", locked.commit)
-    lines = places.git.text("status", "--porcelain", "-z", "--untracked-files=all", "--", places.shown(entry)).split("\0")
+    how = ("--porcelain", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty")
+    lines = places.git.text("status", *how, "--", places.shown(entry)).split("\0")
     changed = [line[3:] for line in lines if line and line[1] != " "]
     if changed:
         return Standing("edited", edited(changed), locked.commit)

@@ -8,10 +8,11 @@ from types import ModuleType
 from typing import Literal, cast
 
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ResourceError, nearest
-from llm_perf_opt.core.inside import remove
+from llm_perf_opt.core.git import GitError
+from llm_perf_opt.core.inside import OutsideError, remove
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.workspace.externals import hub, link, sparse, submodule, subtree
-from llm_perf_opt.workspace.externals.git import FETCH_S, GitError, checkout_standing, command, remote_git
+from llm_perf_opt.workspace.externals.git import FETCH_S, checkout_standing, command, remote_git
 from llm_perf_opt.workspace.externals.guard import strays
 from llm_perf_opt.workspace.externals.listing import (
     External,
@@ -60,6 +61,7 @@ class Row:
 
 def write_template(places: Places) -> Path:
     """Write the template of externals.yaml; an existing file is never overwritten."""
+    places.check_plain(places.listing_file)
     if places.listing_file.exists():
         raise ConfigError(f"{places.listing_file} already exists.", "Edit it; without --template, init fetches what it lists.")
     write_whole(places.root, places.listing_file, template().encode())
@@ -139,6 +141,10 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
             f"{entry.name}: way {entry.way} needs a git repository, but {places.root} is not the top of one.",
             "Run `git init` there, or use way: sparse.",
         )
+    try:
+        places.check_plain(places.folder(entry).parent)
+    except OutsideError as error:
+        return Standing("foreign", error.fact.rstrip("."))
     return cast(Standing, _MODULES[entry.way].standing(places, entry, locked))
 
 
