@@ -141,11 +141,11 @@ def _order(traces: Sequence[RankTrace], rows: Sequence[Int64]) -> _Order:
 
 def _member(trace: RankTrace, index: int, rows: Int64, began_ns: int, order: _Order) -> _Member:
     table, work = trace.collectives, trace.work
-    following = np.zeros(len(work), np.int64)
+    first = np.where(np.arange(len(rows) + 1) > 0, len(work), 0)
     if order is not _Order.NUMBER and len(work):
         by_time = np.searchsorted(table.start_ns, work.start_ns, "right")
         following = np.maximum.accumulate(work.following.astype(np.int64) if order is _Order.LAUNCHES else by_time)
-    first = np.searchsorted(np.searchsorted(rows, following), np.arange(len(rows) + 1))
+        first = np.searchsorted(np.searchsorted(rows, following), np.arange(len(rows) + 1))
     reach = np.maximum.accumulate(np.concatenate([[began_ns], work.end_ns]))
     return _Member(
         trace, index, rows, table.start_ns[rows], table.end_ns[rows], np.append(first, len(work)), work.start_ns, reach
@@ -202,10 +202,9 @@ def _resumed(member: _Member, order: _Order) -> Int64:
     """Return the work before which the rank idled until a collective ended: the last that ended before it."""
     if not len(member.rows):
         return np.empty((0, 2), np.int64)
-    order = np.argsort(member.end, kind="stable")
-    ends = np.maximum(member.end[order], 0)
-    last = np.searchsorted(ends, member.work_start + _TOUCH_NS, "right") - 1
-    place = order[np.maximum(last, 0)]
+    ended = np.argsort(member.end, kind="stable")
+    last = np.searchsorted(member.end[ended], member.work_start + _TOUCH_NS, "right") - 1
+    place = ended[np.maximum(last, 0)]
     segment = np.searchsorted(member.first, np.arange(len(last)), "right") - 1
     kept = (last >= 0) & (member.end[place] > member.reach[:-1])
     if order is not _Order.NUMBER:
