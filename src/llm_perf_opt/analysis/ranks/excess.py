@@ -41,11 +41,16 @@ def _of_work(program: Program) -> list[Int64]:
         np.array_equal(chain.place, first.place) and np.array_equal(chain.is_wait, first.is_wait) for chain in program.chains
     )
     kept = [np.arange(len(chain.place)) if same else np.flatnonzero(~chain.is_wait) for chain in program.chains]
+    if len(program.chains) == 1:
+        kept = [np.flatnonzero(first.held)]  # the others are where they are by chance
     done = np.stack(
         [np.append(chain.own_ns[rows], chain.own_at_end_ns) for chain, rows in zip(program.chains, kept, strict=True)], axis=1
     )
     kinds = 2 * program.kinds[first.place[kept[0]]] + first.is_wait[kept[0]]
     between = np.append(-1, kinds) * (kinds.max(initial=0) + 2) + np.append(kinds, -1)
+    if len(program.chains) == 1:  # what has as much work is alike
+        pieces = np.diff(first.piece[kept[0]], prepend=0, append=first.piece.max(initial=0))
+        between = between * (pieces.max() + 1) + pieces
     excess = _beyond_scatter(np.diff(done, axis=0, prepend=0), between)
     found = []
     for column, (chain, rows) in enumerate(zip(program.chains, kept, strict=True)):
@@ -70,7 +75,7 @@ def _of_one_kind(values: Int64) -> Int64:
         return np.zeros(values.shape, np.int64)
     excess = values - (np.median(values) if ranks == 1 else _median_of_others(values))
     usual = np.median(excess, axis=0)
-    around = np.abs(excess - usual) if count >= _LEAST_OWN or ranks < _LEAST_OWN else np.abs(excess)
+    around = np.abs(excess - usual) if count > 1 or ranks < _LEAST_OWN else np.abs(excess)
     scatter = _TO_DEVIATION * float(np.median(around))
     least = max(_BEYOND * scatter * _OF_MEDIAN / np.sqrt(count), CLOCKS_AGREE_NS)
     steady = np.where(usual > least, usual, 0)

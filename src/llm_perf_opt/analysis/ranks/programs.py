@@ -43,6 +43,10 @@ class Chain:
     """Per event, its collective."""
     is_wait: Bool
     """Per event, whether work needs the collective."""
+    held: Bool
+    """Per event, whether work and the collective met there: the rank idled, or the collective was held back by work alone."""
+    piece: Int64
+    """Per event, the number of pieces of work before it."""
     free_ns: Int64
     """Per event, the end of the work before it."""
     own_ns: Int64
@@ -86,7 +90,8 @@ def programs(ranks: Sequence[RankTrace], keys: Sequence[Int64], began_ns: Sequen
     for indices, rows in _alike(ranks, keys):
         order = _order([ranks[index] for index in indices], rows)
         members = [_member(ranks[index], index, mine, began_ns[index], order) for index, mine in zip(indices, rows, strict=True)]
-        found.append(Program(_chains(members, order), keys[indices[0]][rows[0]] // _WIDE))
+        kinds = keys[indices[0]][rows[0]] // _WIDE
+        found.append(Program(_chains(members, order, kinds), kinds))
     return found
 
 
@@ -152,9 +157,9 @@ def _member(trace: RankTrace, index: int, rows: Int64, began_ns: int, order: _Or
     )
 
 
-def _chains(members: Sequence[_Member], order: _Order) -> tuple[Chain, ...]:
+def _chains(members: Sequence[_Member], order: _Order, kinds: Int64) -> tuple[Chain, ...]:
     after = _after(members)
-    waits = _waits(members, order)
+    waits = _waits(members, order, kinds)
     before = _before(members, after)
     return tuple(_chain(*each, before) for each in zip(members, after, waits, strict=True))
 
@@ -180,22 +185,41 @@ def _after(members: Sequence[_Member]) -> list[Int64]:
     return [_pieces(member, least) for member in members]
 
 
-def _waits(members: Sequence[_Member], order: _Order) -> list[Int64]:
+def _waits(members: Sequence[_Member], order: _Order, kinds: Int64) -> list[Int64]:
     """Return, per rank, pairs of a collective and the work that needs it, by work."""
     found = [_resumed(member, order) for member in members]
-    if len(members) > 1 and order is not _Order.TIME:
-        pairs = np.unique(
-            np.concatenate(
-                [np.stack([mine[:, 0], _positions(member, mine[:, 1])], 1) for member, mine in zip(members, found, strict=True)]
-            ),
-            axis=0,
+    if order is not _Order.TIME:
+        pairs = np.concatenate(
+            [np.stack([mine[:, 0], _positions(member, mine[:, 1])], 1) for member, mine in zip(members, found, strict=True)]
         )
+        pairs = _repeated(members[0], np.unique(pairs, axis=0), kinds)
         valid = np.ones(len(pairs), np.bool_)
         for member in members:
             valid &= _begins_after(member, pairs[:, 0], _pieces(member, pairs[:, 1]))
         found = [np.stack([pairs[valid, 0], _pieces(member, pairs[valid, 1])], 1) for member in members]
         return [mine[np.argsort(at[:, 1], kind="stable")] for mine, at in zip(found, [pairs[valid]] * len(members), strict=True)]
     return found
+
+
+def _repeated(member: _Member, pairs: Int64, kinds: Int64) -> Int64:
+    """Return the waits, and those for a receive that no rank shows because it came early, between two that show the interval."""
+    received = [place for place, name in enumerate(member.trace.names) if name == "recv"]
+    code = member.trace.collectives.kind[member.rows]
+    piece, more = _pieces(member, pairs[:, 1]), [pairs]
+    for kind in np.unique(kinds[np.isin(code, received)]).tolist():
+        places, mine = np.flatnonzero(kinds == kind), np.flatnonzero(kinds[pairs[:, 0]] == kind)[::-1]
+        needed = np.full(len(places), NONE, np.int64)
+        needed[np.searchsorted(places, pairs[mine, 0])] = piece[mine]
+        known = np.flatnonzero(needed != NONE)
+        many, apart = np.diff(known), np.diff(needed[known])
+        if not (many == 1).any():
+            continue
+        values, counts = np.unique(apart[many == 1], return_counts=True)
+        usual = int(values[counts.argmax()])
+        for at in np.flatnonzero((many > 1) & (apart == many * usual)).tolist():
+            new = np.arange(known[at] + 1, known[at + 1])
+            more.append(np.stack([places[new], _positions(member, needed[known[at]] + usual * (new - known[at]))], axis=1))
+    return np.concatenate(more)
 
 
 def _resumed(member: _Member, order: _Order) -> Int64:
@@ -267,6 +291,8 @@ def _chain(member: _Member, after: Int64, waits: Int64, before: Int64) -> Chain:
         lag_ns=member.start - earliest,
         place=np.concatenate([np.arange(len(after)), inner[:, 0]])[order],
         is_wait=is_wait[order],
+        held=np.concatenate([earliest == free[after], np.ones(len(inner), np.bool_)])[order],
+        piece=piece[order],
         free_ns=free[piece[order]],
         own_ns=own[piece[order]],
         free_at_end_ns=int(free[-1]),

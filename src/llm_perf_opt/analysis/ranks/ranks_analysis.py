@@ -21,6 +21,7 @@ from llm_perf_opt.analysis.ranks.problems import named_ranks, rank_problems
 from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, NameIndex, RankFile, RankTrace
 from llm_perf_opt.analysis.ranks.savings import Meeting, Savings, savings
 from llm_perf_opt.analysis.ranks.timeline import shared_ns, without
+from llm_perf_opt.analysis.ranks.transfers import transfers
 from llm_perf_opt.analysis.ranks.waits import COMPARABLE, WHY, GroupWaits, LateCauses, group_waits, late_causes
 from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.analysis.trace.intervals import union_blocks
@@ -34,9 +35,10 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     numbers = [entry.rank for entry in files]
     clocks, matches = matched_on_one_clock(ranks)
     waits = [group_waits(ranks, match, clocks) for match in matches]
-    saved = savings(ranks, [offset or 0 for offset in clocks.offsets(len(ranks))], [_meeting(group) for group in waits])
+    offsets = [offset or 0 for offset in clocks.offsets(len(ranks))]
+    saved = savings(ranks, offsets, [*map(_meeting, waits), *transfers(ranks, offsets)])
     names = NameIndex()
-    causes = [late_causes(ranks, group, parts, names) for group, parts in zip(waits, saved.parts_ns, strict=True)]
+    causes = [late_causes(ranks, group, parts, names) for group, parts in zip(waits, saved.parts_ns, strict=False)]
     lines = _collectives(ranks, numbers, waits, causes, list(names))
     return RanksAnalysis(
         source=source,
@@ -208,7 +210,7 @@ def _ranks(
                 last=last,
                 late_ns=late,
                 undivided_ns=undivided,
-                newly_late_ns=None if last is None else int(saved.total_ns[index]),
+                newly_late_ns=None if last is None and not saved.known[index] else int(saved.total_ns[index]),
                 why=trace.why,
             )
         )

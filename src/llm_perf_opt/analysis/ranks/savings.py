@@ -43,6 +43,8 @@ class Savings:
 
     total_ns: Int64
     """Per rank, of the time of the job."""
+    known: Bool
+    """Per rank, whether any of its collectives could be compared with those of others."""
     parts_ns: list[Int64]
     """Per meeting: per collective and rank, the part of the rank's total that arose since its previous collective; -1 if
     no other rank did the same work, unless the rank's own other times show it."""
@@ -60,8 +62,9 @@ def savings(ranks: Sequence[RankTrace], offsets: Sequence[int], meetings: Sequen
             _Line(*each, offsets[each[0].index]) for each in zip(program.chains, excess.work_ns, excess.lag_ns, strict=True)
         ]
     late = [line for line in lines if line.work_ns.any() or line.lag_ns.any()]
+    known = _compared(len(ranks), meetings)
     if not late:
-        return Savings(total, parts)
+        return Savings(total, known, parts)
     for column, line in enumerate(late):
         line.column, line.columns = column, len(late)
     for line in lines:
@@ -73,7 +76,12 @@ def savings(ranks: Sequence[RankTrace], offsets: Sequence[int], meetings: Sequen
     for line in late:
         total[line.chain.index] = saved[line.chain.index]
         _set_parts(line, int(total[line.chain.index]), meetings, parts)
-    return Savings(total, parts)
+    return Savings(total, known, parts)
+
+
+def _compared(count: int, meetings: Sequence[Meeting]) -> Bool:
+    joined = [index for meeting in meetings if meeting.joined.any() for index in meeting.ranks.tolist()]
+    return np.isin(np.arange(count), joined)
 
 
 def _beginnings(ranks: Sequence[RankTrace], offsets: Sequence[int]) -> list[int]:
