@@ -36,7 +36,7 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     clocks, matches = matched_on_one_clock(ranks)
     waits = [group_waits(ranks, match, clocks) for match in matches]
     offsets = [offset or 0 for offset in clocks.offsets(len(ranks))]
-    saved = savings(ranks, offsets, [*map(_meeting, waits), *transfers(ranks, offsets)])
+    saved = savings(ranks, offsets, [*map(_meeting, waits), *_transfers(ranks, clocks)])
     names = NameIndex()
     causes = [late_causes(ranks, group, parts, names) for group, parts in zip(waits, saved.parts_ns, strict=False)]
     lines = _collectives(ranks, numbers, waits, causes, list(names))
@@ -58,6 +58,16 @@ def _meeting(group: GroupWaits) -> Meeting:
     match = group.match
     ended = (group.end_ns.min(axis=1) >= group.arrived_ns) | match.synchronizing
     return Meeting(match.ranks, match.rows, match.kind, match.size_bytes, ended & np.isin(group.why, COMPARABLE))
+
+
+def _transfers(ranks: Sequence[RankTrace], clocks: Clocks) -> list[Meeting]:
+    """Return the transfers between ranks whose clocks are known."""
+    offsets = clocks.offsets(len(ranks))
+    return [
+        Meeting(found.ranks, found.rows, found.kind, found.size_bytes, found.joined, directed=True)
+        for found in transfers(ranks, [offset or 0 for offset in offsets])
+        if all(offsets[index] is not None for index in found.ranks.tolist())
+    ]
 
 
 def _of_files(files: Sequence[RankFile]) -> list[ProblemLine]:

@@ -1,18 +1,38 @@
 """Transfers between two ranks (send, recv): which belong together, so that a delay can be followed along a pipeline."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS, point_to_point
 from llm_perf_opt.analysis.ranks.rank_trace import RankGroup, RankTrace
-from llm_perf_opt.analysis.ranks.savings import Meeting
-from llm_perf_opt.traces.events import Int64
+from llm_perf_opt.traces.events import Bool, Int64
 
 _SEND, _RECEIVE, _EITHER = "send", "recv", "send_recv"
 
 
-def transfers(ranks: Sequence[RankTrace], offsets: Sequence[int]) -> list[Meeting]:
+@dataclass(frozen=True)
+class Transfers:
+    """Transfers between two ranks; a row per transfer, the sender first. Times are on one clock."""
+
+    ranks: Int64
+    rows: Int64
+    start_ns: Int64
+    end_ns: Int64
+    kind: list[str]
+    size_bytes: Int64
+    directed: bool
+    """Whether it is known which rank sends."""
+
+    @property
+    def joined(self) -> Bool:
+        """Return which ended only after both ranks had begun; of the others, the sender did not wait."""
+        found: Bool = self.end_ns.min(axis=1) + CLOCKS_AGREE_NS >= self.start_ns.max(axis=1)
+        return found
+
+
+def transfers(ranks: Sequence[RankTrace], offsets: Sequence[int]) -> list[Transfers]:
     """Return the transfers of every two ranks that correspond one to one.
 
     In a group of two, the k-th that one rank sends is the k-th that the other receives. In a larger group, traces do not state
@@ -23,7 +43,7 @@ def transfers(ranks: Sequence[RankTrace], offsets: Sequence[int]) -> list[Meetin
         for group in trace.groups:
             if not group.unclear:
                 members.setdefault(group, []).append(index)
-    found: list[Meeting] = []
+    found: list[Transfers] = []
     for group, mine in members.items():
         for kinds in ((_SEND, _RECEIVE), (_EITHER, _EITHER)):
             own = [{kind: _rows(ranks[index], group, kind) for kind in kinds} for index in mine]
@@ -45,7 +65,7 @@ def _rows(trace: RankTrace, group: RankGroup, kind: str) -> Int64:
 
 def _by_end(
     ranks: Sequence[RankTrace], offsets: Sequence[int], mine: Sequence[int], own: Sequence[dict[str, Int64]]
-) -> Iterator[Meeting]:
+) -> Iterator[Transfers]:
     """Return the transfers of two ranks each whose ends are nearest to each other."""
     sides = []
     for kind in (_SEND, _RECEIVE):
@@ -77,13 +97,15 @@ def _nearest(times: Int64, others: Int64) -> Int64:
 
 def _meeting(
     ranks: Sequence[RankTrace], offsets: Sequence[int], both: tuple[int, int], rows: tuple[Int64, Int64]
-) -> Meeting:
-    """Return transfers; one that the sender left before the receiver began was buffered, and neither waited."""
+) -> Transfers:
     tables = [ranks[index].collectives.rows(mine) for index, mine in zip(both, rows, strict=True)]
-    starts, ends = (
-        [column - offsets[index] for index, column in zip(both, columns, strict=True)]
-        for columns in ([table.start_ns for table in tables], [table.end_ns for table in tables])
-    )
-    joined = np.minimum(*ends) + CLOCKS_AGREE_NS >= np.maximum(*starts)
     kinds = [ranks[both[0]].names[kind] for kind in tables[0].kind.tolist()]
-    return Meeting(np.array(both), np.stack(rows, axis=1), kinds, tables[0].size_bytes, joined, directed=True)
+    return Transfers(
+        ranks=np.array(both),
+        rows=np.stack(rows, axis=1),
+        start_ns=np.stack([table.start_ns - offsets[index] for index, table in zip(both, tables, strict=True)], axis=1),
+        end_ns=np.stack([table.end_ns - offsets[index] for index, table in zip(both, tables, strict=True)], axis=1),
+        kind=kinds,
+        size_bytes=tables[0].size_bytes,
+        directed=_EITHER not in kinds,
+    )
