@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS
-from llm_perf_opt.analysis.ranks.programs import Program
+from llm_perf_opt.analysis.ranks.programs import Chain, Program
 from llm_perf_opt.traces.events import Bool, Int64
 
 _BEYOND = 4
@@ -30,6 +30,8 @@ class ProgramExcess:
 
 def excess_of(program: Program) -> ProgramExcess:
     """Return the excess of every rank over the median of the others or, if it is alone, over its own usual time."""
+    if len(program.chains) == 1:
+        return _of_repetitions(program.chains[0], program.kinds)
     lag = np.stack([chain.lag_ns for chain in program.chains], axis=1)
     return ProgramExcess(_of_work(program), list(_beyond_scatter(lag, program.kinds).T))
 
@@ -41,16 +43,11 @@ def _of_work(program: Program) -> list[Int64]:
         np.array_equal(chain.place, first.place) and np.array_equal(chain.is_wait, first.is_wait) for chain in program.chains
     )
     kept = [np.arange(len(chain.place)) if same else np.flatnonzero(~chain.is_wait) for chain in program.chains]
-    if len(program.chains) == 1:
-        kept = [np.flatnonzero(first.held)]  # the others are where they are by chance
     done = np.stack(
         [np.append(chain.own_ns[rows], chain.own_at_end_ns) for chain, rows in zip(program.chains, kept, strict=True)], axis=1
     )
     kinds = 2 * program.kinds[first.place[kept[0]]] + first.is_wait[kept[0]]
     between = np.append(-1, kinds) * (kinds.max(initial=0) + 2) + np.append(kinds, -1)
-    if len(program.chains) == 1:  # what has as much work is alike
-        pieces = np.diff(first.piece[kept[0]], prepend=0, append=first.piece.max(initial=0))
-        between = between * (pieces.max() + 1) + pieces
     excess = _beyond_scatter(np.diff(done, axis=0, prepend=0), between)
     found = []
     for column, (chain, rows) in enumerate(zip(program.chains, kept, strict=True)):
@@ -58,6 +55,19 @@ def _of_work(program: Program) -> list[Int64]:
         mine[np.append(rows, len(chain.place))] = excess[:, column]
         found.append(mine)
     return found
+
+
+def _of_repetitions(chain: Chain, kinds: Int64) -> ProgramExcess:
+    """Return the excess of a rank whose work no other does, over its own usual time, if its collectives and its work repeat."""
+    count, pieces = len(kinds), len(chain.of_pieces_ns)
+    nothing = np.zeros(len(chain.place) + 1, np.int64)
+    for often in range(min(count, pieces), _LEAST_OWN - 1, -1):
+        if not count % often and not pieces % often and (kinds.reshape(often, -1) == kinds[: count // often]).all():
+            excess = _beyond_scatter(chain.of_pieces_ns[:, None], np.arange(pieces) % (pieces // often))[:, 0]
+            before = np.concatenate([[0], np.cumsum(excess)])
+            work = np.diff(before[np.append(chain.piece, pieces)], prepend=0)
+            return ProgramExcess([work], [np.zeros(count, np.int64)])
+    return ProgramExcess([nothing], [np.zeros(count, np.int64)])
 
 
 def _beyond_scatter(values: Int64, kinds: Int64) -> Int64:
@@ -71,8 +81,6 @@ def _beyond_scatter(values: Int64, kinds: Int64) -> Int64:
 def _of_one_kind(values: Int64) -> Int64:
     """Return the excess of each rank in the repetitions of the same work: what is usual for it, and what stands out."""
     count, ranks = values.shape
-    if ranks == 1 and count < _LEAST_OWN:
-        return np.zeros(values.shape, np.int64)
     excess = values - (np.median(values) if ranks == 1 else _median_of_others(values))
     usual = np.median(excess, axis=0)
     around = np.abs(excess - usual) if count > 1 or ranks < _LEAST_OWN else np.abs(excess)

@@ -20,6 +20,9 @@ from llm_perf_opt.traces.nesting import NONE
 _TOUCH_NS = 1_000
 """Work that begins this much before a collective ends began after it: traces round times, and a stream starts early."""
 _WIDE = 1 << 31
+_PROPOSERS = 8
+"""Ranks that are asked what a collective may have begun after."""
+_NEVER = np.iinfo(np.int64).max // 2
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,14 @@ class Chain:
     """Per event, its collective."""
     is_wait: Bool
     """Per event, whether work needs the collective."""
-    held: Bool
-    """Per event, whether work and the collective met there: the rank idled, or the collective was held back by work alone."""
     piece: Int64
     """Per event, the number of pieces of work before it."""
     free_ns: Int64
     """Per event, the end of the work before it."""
     own_ns: Int64
     """Per event, all own time before it."""
+    of_pieces_ns: Int64
+    """Per piece of work, its own time and that of the gap before it."""
     free_at_end_ns: int
     own_at_end_ns: int
 
@@ -246,7 +249,7 @@ def _begins_after(member: _Member, place: Int64, piece: Int64) -> Bool:
 def _before(members: Sequence[_Member], after: Sequence[Int64]) -> Int64:
     """Return the earlier collectives that each begins after: the one before it on its stream, and the last to end before it.
 
-    The second must hold on all ranks.
+    The second must hold on all ranks, and be what at least one of them waited for; what most waited for is taken.
     """
     count = len(members[0].rows)
     found = np.full((count, 2), NONE, np.int64)
@@ -256,19 +259,27 @@ def _before(members: Sequence[_Member], after: Sequence[Int64]) -> Int64:
     order = np.argsort(stream, kind="stable")
     same = np.flatnonzero(np.diff(stream[order]) == 0)
     found[order[same + 1], 0] = order[same]
-    votes: list[Int64] = []
-    for member, done in zip(members, after, strict=True):
-        ended = np.argsort(member.end, kind="stable")
-        last = np.searchsorted(member.end[ended], member.start + _TOUCH_NS, "right") - 1
-        place = ended[np.maximum(last, 0)]
-        votes.append(np.where((last >= 0) & (member.end[place] > member.reach[done]) & (place < np.arange(count)), place, NONE))
-    found[:, 1] = np.max(votes, axis=0)
+    best = np.zeros(count, np.int64)
+    for member, done in zip(members[:_PROPOSERS], after, strict=False):
+        proposed = _last_ended(member, done)
+        ends = [np.where(proposed == NONE, _NEVER, other.end[proposed]) for other in members]
+        holds = np.all([end <= other.start + _TOUCH_NS for end, other in zip(ends, members, strict=True)], axis=0)
+        touches = np.sum([np.abs(other.start - end) <= _TOUCH_NS for end, other in zip(ends, members, strict=True)], axis=0)
+        better = holds & (touches >= np.maximum(best, 1))
+        found[better, 1], best[better] = proposed[better], touches[better]
     for member in members:
-        for column in range(2):
-            place = found[:, column]
-            wrong = (place != NONE) & (member.end[place] > member.start + _TOUCH_NS)
-            found[wrong, column] = NONE
+        wrong = (found[:, 0] != NONE) & (member.end[found[:, 0]] > member.start + _TOUCH_NS)
+        found[wrong, 0] = NONE
     return found
+
+
+def _last_ended(member: _Member, done: Int64) -> Int64:
+    """Return the collective that ended last before each, if it ended after the work that each begins after; otherwise -1."""
+    ended = np.argsort(member.end, kind="stable")
+    last = np.searchsorted(member.end[ended], member.start + _TOUCH_NS, "right") - 1
+    place = ended[np.maximum(last, 0)]
+    kept = (last >= 0) & (member.end[place] > member.reach[done]) & (place < np.arange(len(place)))
+    return np.where(kept, place, NONE)
 
 
 def _chain(member: _Member, after: Int64, waits: Int64, before: Int64) -> Chain:
@@ -291,10 +302,10 @@ def _chain(member: _Member, after: Int64, waits: Int64, before: Int64) -> Chain:
         lag_ns=member.start - earliest,
         place=np.concatenate([np.arange(len(after)), inner[:, 0]])[order],
         is_wait=is_wait[order],
-        held=np.concatenate([earliest == free[after], np.ones(len(inner), np.bool_)])[order],
         piece=piece[order],
         free_ns=free[piece[order]],
         own_ns=own[piece[order]],
+        of_pieces_ns=np.diff(own),
         free_at_end_ns=int(free[-1]),
         own_at_end_ns=int(own[-1]),
     )
