@@ -85,9 +85,7 @@ def simulate(plans: Sequence[Plan], delays: Sequence[Delay] = ()) -> int:
     return max(call.end for plan in plans for call in plan.calls)
 
 
-def _rank(
-    plan: Plan, late: dict[tuple[int, int], Delay], met: dict[tuple[object, ...], dict[int, int]]
-) -> Iterator[None]:
+def _rank(plan: Plan, late: dict[tuple[int, int], Delay], met: dict[tuple[object, ...], dict[int, int]]) -> Iterator[None]:
     host, kernels, free = 0, 0, dict.fromkeys((COMPUTE, GATHER, REDUCE, REPLICATE, PIPE), 0)
     pending: dict[int, tuple[object, ...]] = {}
     counts: dict[tuple[object, ...], int] = {}
@@ -264,7 +262,7 @@ def _pp(program: _Program, *, tp: int = 1) -> None:
         first, last = (0, stages - 1) if forward else (stages - 1, 0)
         back, ahead = (rank - tp, rank + tp) if forward else (rank + tp, rank - tp)
         for _ in range(layout.micro):
-            needs = ()
+            needs: tuple[int, ...] = ()
             if stage != first:
                 needs = (program.meet("recv", sorted((back, rank)), PIPE, name=f"p2p{forward}", share=0.3),)
             done = part(*needs, share=0.6 if forward else 1.2)
@@ -312,13 +310,15 @@ def _trace(plan: Plan, world: int, offset: int | None, launches: bool) -> RankTr
     met = sorted((call for call in plan.calls if call.group and len(call.group) > 1), key=lambda call: call.start)
     kernels = sorted((call for call in plan.calls if call.kind == "kernel"), key=lambda call: call.start)
     names = tuple(sorted({call.kind for call in met}))
-    groups = tuple(sorted({call.group + (call.stream,) for call in met}))
+    groups = tuple(sorted({(*call.group, call.stream) for call in met}))
     launched = np.array([call.launched for call in met])
     ordered = launches and bool((np.diff(launched) > 0).all())
     base = BASE_NS + (offset or 0)
     starts = np.array([call.start for call in kernels])
-    following = np.searchsorted(launched, [call.launched for call in kernels]) if ordered else np.searchsorted(
-        [call.start for call in met], starts, "right"
+    following = (
+        np.searchsorted(launched, [call.launched for call in kernels])
+        if ordered
+        else np.searchsorted([call.start for call in met], starts, "right")
     )
 
     def column(values: Sequence[int]) -> np.ndarray:
@@ -328,7 +328,7 @@ def _trace(plan: Plan, world: int, offset: int | None, launches: bool) -> RankTr
         start_ns=column([call.start for call in met]) + base,
         end_ns=column([call.end for call in met]) + base,
         kind=np.array([names.index(call.kind) for call in met], np.int32),
-        group=np.array([groups.index(call.group + (call.stream,)) for call in met], np.int32),
+        group=np.array([groups.index((*call.group, call.stream)) for call in met], np.int32),
         size_bytes=column([call.size for call in met]),
         sequence=np.full(len(met), -1),
         step=np.array([call.step for call in met], np.int32),
@@ -336,12 +336,15 @@ def _trace(plan: Plan, world: int, offset: int | None, launches: bool) -> RankTr
     )
     steps = sorted({call.step for call in plan.calls})
     walls = [[call for call in plan.calls if call.step == step] for step in steps]
-    first, last = min(call.start for call in kernels), max(call.end for call in plan.calls)
+    first, last = min(call.start for call in (*met, *kernels)), max(call.end for call in plan.calls)
     return RankTrace(
         plan.rank, world, "" if offset is not None else "node", "x", True, last - first, last - first, 0, 0,
         first_ns=first + base, ordered_from=0 if ordered else None, names=names,
         groups=tuple(RankGroup(f"{group[-1]}:{group[:-1]}", group[:-1], len(group) - 1) for group in groups),
-        steps=tuple(RankStep("step", at, max(c.end for c in mine) - min(c.launched for c in mine)) for at, mine in enumerate(walls)),
+        steps=tuple(
+            RankStep("step", at, max(call.end for call in mine) - min(call.launched for call in mine))
+            for at, mine in enumerate(walls)
+        ),
         collectives=table, work=Work(starts + base, column([call.end for call in kernels]) + base, following.astype(np.int32)),
     )  # fmt: skip
 

@@ -312,9 +312,7 @@ def _differences(
     return (ends[0][0] - ends[1][0])[both], least
 
 
-def _of_transfers(
-    ranks: Sequence[RankTrace], own: set[int], known: set[int], offsets: Sequence[int | None]
-) -> Iterator[Int64]:
+def _of_transfers(ranks: Sequence[RankTrace], own: set[int], known: set[int], offsets: Sequence[int | None]) -> Iterator[Int64]:
     """Return the differences of the ends of transfers with a rank on either side."""
     for meeting in transfers(ranks, [offset or 0 for offset in offsets]):
         first, second = meeting.ranks.tolist()

@@ -176,7 +176,8 @@ def _positions(member: _Member, piece: Int64) -> Int64:
 def _pieces(member: _Member, position: Int64) -> Int64:
     """Return the piece of work at each place of the program."""
     segment = position // _WIDE
-    return np.minimum(member.first[segment] + position % _WIDE, member.first[segment + 1])
+    found: Int64 = np.minimum(member.first[segment] + position % _WIDE, member.first[segment + 1])
+    return found
 
 
 def _after(members: Sequence[_Member]) -> list[Int64]:
@@ -265,7 +266,7 @@ def _before(members: Sequence[_Member], after: Sequence[Int64]) -> Int64:
         ends = [np.where(proposed == NONE, _NEVER, other.end[proposed]) for other in members]
         holds = np.all([end <= other.start + _TOUCH_NS for end, other in zip(ends, members, strict=True)], axis=0)
         touches = np.sum([np.abs(other.start - end) <= _TOUCH_NS for end, other in zip(ends, members, strict=True)], axis=0)
-        better = holds & (touches >= np.maximum(best, 1))
+        better = holds & (touches > best) & (proposed != found[:, 0])
         found[better, 1], best[better] = proposed[better], touches[better]
     for member in members:
         wrong = (found[:, 0] != NONE) & (member.end[found[:, 0]] > member.start + _TOUCH_NS)

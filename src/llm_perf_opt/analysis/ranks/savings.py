@@ -47,7 +47,7 @@ class Savings:
     """Per rank, whether any of its collectives could be compared with those of others."""
     parts_ns: list[Int64]
     """Per meeting: per collective and rank, the part of the rank's total that arose since its previous collective; -1 if
-    no other rank did the same work, unless the rank's own other times show it."""
+    no other rank did the same work in the same order, unless the rank's own other times show it."""
 
 
 def savings(ranks: Sequence[RankTrace], offsets: Sequence[int], meetings: Sequence[Meeting]) -> Savings:
@@ -56,8 +56,9 @@ def savings(ranks: Sequence[RankTrace], offsets: Sequence[int], meetings: Sequen
     lines: list[_Line] = []
     for program in programs(ranks, _keys(ranks, meetings), _beginnings(ranks, offsets)):
         excess = excess_of(program)
-        if len(program.chains) == 1:
-            _set_unknown(program.chains[0].index, meetings, parts)
+        if len(program.chains) == 1 or any((np.diff(chain.start_ns) < 0).any() for chain in program.chains):
+            for chain in program.chains:
+                _set_unknown(chain.index, meetings, parts)
         lines += [
             _Line(*each, offsets[each[0].index]) for each in zip(program.chains, excess.work_ns, excess.lag_ns, strict=True)
         ]
@@ -171,7 +172,8 @@ class _Line:
 
 
 def _known(advance: _Advance, columns: int) -> Int64:
-    return np.zeros(columns, np.int64) if advance is None else advance
+    found: Int64 = np.zeros(columns, np.int64) if advance is None else advance
+    return found
 
 
 def _latest(held: Sequence[tuple[_Advance, int]]) -> _Advance:
@@ -179,10 +181,8 @@ def _latest(held: Sequence[tuple[_Advance, int]]) -> _Advance:
     if all(advance is None for advance, _ in held):
         return None
     latest = max(moment for _, moment in held)
-    found: _Advance = None
-    for advance, moment in held:
-        margin = latest - moment if advance is None else advance + (latest - moment)
-        found = margin if found is None else np.minimum(found, margin)
+    columns = max(len(advance) for advance, _ in held if advance is not None)
+    found: Int64 = np.min([_known(advance, columns) + (latest - moment) for advance, moment in held], axis=0)
     return found
 
 

@@ -95,9 +95,7 @@ def _nearest(times: Int64, others: Int64) -> Int64:
     return np.where(np.abs(others[before] - times) < np.abs(others[after] - times), before, after)
 
 
-def _meeting(
-    ranks: Sequence[RankTrace], offsets: Sequence[int], both: tuple[int, int], rows: tuple[Int64, Int64]
-) -> Transfers:
+def _meeting(ranks: Sequence[RankTrace], offsets: Sequence[int], both: tuple[int, int], rows: tuple[Int64, Int64]) -> Transfers:
     tables = [ranks[index].collectives.rows(mine) for index, mine in zip(both, rows, strict=True)]
     kinds = [ranks[both[0]].names[kind] for kind in tables[0].kind.tolist()]
     return Transfers(
