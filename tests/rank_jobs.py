@@ -112,7 +112,7 @@ def _rank(plan: Plan, late: dict[tuple[int, int], Delay], met: dict[tuple[object
             elif delay is not None:
                 extra = delay.ns
         needs = [*call.needs, *([last[call.stream]] if call.stream in last and call.kind != "sync" else [])]
-        while not all([ended(need) for need in needs]):
+        while not all(ended(need) for need in needs):
             yield
         ready = max([calls[need].end for need in needs], default=0)
         host += LAUNCH_NS if call.kind != "host" else call.ns
@@ -130,7 +130,7 @@ def _rank(plan: Plan, late: dict[tuple[int, int], Delay], met: dict[tuple[object
         counts[base] = counts.get(base, -1) + 1
         pending[number] = (*base, counts[base])
         met.setdefault(pending[number], {})[plan.rank] = call.start
-    while not all([ended(number) for number in list(pending)]):
+    while not all(ended(number) for number in list(pending)):
         yield
 
 

@@ -92,7 +92,9 @@ def matched_on_one_clock(ranks: Sequence[RankTrace]) -> tuple[Clocks, list[Group
     others, again = _estimated(ranks, _hosts(ranks, apart=True))
     offsets = others.offsets(len(ranks))
     exact = match_collectives(ranks, offsets, others.host_of(len(ranks)))  # a tolerance would make everything possible
-    if 2 * (_unfit(exact) + _received_before_sent(ranks, others)) < _unfit(found) + reversed_:
+    # a clock that nothing shows must not hide what is missing
+    told = all(clock.offset_ns is not None for clock in others.hosts) or not _unfit(exact)
+    if told and 2 * (_unfit(exact) + _received_before_sent(ranks, others)) < _unfit(found) + reversed_:
         return replace(others, apart=True), again
     return clocks, found
 

@@ -223,7 +223,7 @@ def _enter(collective: Sequence[tuple[_Line, int]]) -> None:
 
 
 def _at_end(lines: Sequence[_Line], meetings: Sequence[Meeting]) -> dict[int, int]:
-    """Return the advance of the end of the job without the excess of each late rank. Ranks that share nothing are of several jobs."""
+    """Return the advance of the end of the job without the excess of each late rank; ranks that share nothing have a job each."""
     job = {line.chain.index: line.chain.index for line in lines}
     for meeting in meetings:
         members = [index for index in meeting.ranks.tolist() if index in job]
