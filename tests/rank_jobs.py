@@ -206,7 +206,7 @@ def _dp(program: _Program, *, tp: int = 1) -> None:
 
 
 def _sharded(program: _Program, *, replicas: int = 1) -> None:
-    """FSDP: weights are gathered one layer ahead, gradients are scattered next to the backward pass, and reduced over replicas."""
+    """FSDP: weights are gathered one layer ahead, gradients are scattered during the backward pass, and reduced over replicas."""
     layout, rank = program.layout, program.rank
     size = layout.world // replicas
     shard, across = _axis(rank, size, 1), _axis(rank, replicas, size)

@@ -166,7 +166,7 @@ class _Line:
     def _plus(self, advance: _Advance, ns: int) -> _Advance:
         if not ns or self.column is None:
             return advance
-        found = _known(advance, self.columns).copy()
+        found: Int64 = _known(advance, self.columns).copy()
         found[self.column] += ns
         return found
 
