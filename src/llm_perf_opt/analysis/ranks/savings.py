@@ -180,9 +180,12 @@ def _latest(held: Sequence[tuple[_Advance, int]]) -> _Advance:
     """Return the advance of the latest of several moments, each with its own."""
     if all(advance is None for advance, _ in held):
         return None
-    latest = max(moment for _, moment in held)
-    columns = max(len(advance) for advance, _ in held if advance is not None)
-    found: Int64 = np.min([_known(advance, columns) + (latest - moment) for advance, moment in held], axis=0)
+    latest = max([moment for _, moment in held])
+    fixed = min([latest - moment for advance, moment in held if advance is None], default=None)
+    moved = [advance + (latest - moment) if latest > moment else advance for advance, moment in held if advance is not None]
+    found: Int64 = moved[0] if fixed is None else np.minimum(moved[0], fixed)
+    for other in moved[1:]:
+        found = np.minimum(found, other)
     return found
 
 
