@@ -10,8 +10,9 @@ from llm_perf_opt.traces.events import Bool, Int64
 
 _BEYOND = 4
 """How many times the scatter an excess must be to count."""
-_TO_DEVIATION = 1.4826
-"""The standard deviation of normal values as a multiple of their median distance from the middle."""
+_NEAREST, _TO_DEVIATION = 0.25, 3.139
+"""The share of values that are surely not delayed, even if several ranks are late; and the standard deviation of normal values
+as a multiple of the distance from the middle within which this share lies."""
 _OF_MEDIAN = 1.2533
 """The standard error of the median of normal values as a multiple of that of their mean."""
 _LEAST_OWN = 4
@@ -83,12 +84,22 @@ def _of_one_kind(values: Int64) -> Int64:
     count, ranks = values.shape
     excess = values - (np.median(values) if ranks == 1 else _median_of_others(values))
     usual = np.median(excess, axis=0)
-    around = np.abs(excess - usual) if count > 1 or ranks < _LEAST_OWN else np.abs(excess)
-    scatter = _TO_DEVIATION * float(np.median(around))
+    scatter = _scatter(values if ranks >= _LEAST_OWN else excess)
     least = max(_BEYOND * scatter * _OF_MEDIAN / np.sqrt(count), CLOCKS_AGREE_NS)
     steady = np.where(usual > least, usual, 0)
     stands_out: Bool = excess - steady > max(_BEYOND * scatter, CLOCKS_AGREE_NS)
     return np.asarray(np.where(stands_out, excess, steady), np.int64)
+
+
+def _scatter(values: Int64) -> float:
+    """Return the deviation of the values that nothing delayed: of four ranks or more, from that in the middle of each repetition;
+    of fewer, from the middle of each rank."""
+    if values.shape[1] >= _LEAST_OWN:
+        ordered, middle = np.sort(values, axis=1), (values.shape[1] - 1) // 2
+        around = np.delete(np.abs(ordered - ordered[:, middle : middle + 1]), middle, axis=1)
+    else:
+        around = np.abs(values - np.median(values, axis=0))
+    return _TO_DEVIATION * float(np.quantile(around, _NEAREST))
 
 
 def _median_of_others(values: Int64) -> Int64:
