@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS
 from llm_perf_opt.analysis.ranks.programs import Chain, Program
 from llm_perf_opt.traces.events import Bool, Int64
 
-_BEYOND = 4
+_BEYOND = 6
 """How many times the scatter an excess must be to count."""
 _NEAREST, _TO_DEVIATION = 0.25, 3.139
 """The share of values that are surely not delayed, even if several ranks are late; and the standard deviation of normal values
