@@ -48,8 +48,8 @@ BUDGET = (
     "Computing + waiting + transfer + unsplit + idle = span. Waiting, transfer and unsplit are exposed communication, in "
     "which a collective ran and nothing else computed: waiting until the last rank entered the collective, transfer after that, "
     "unsplit where the entry of the last rank is unknown. Overlap is communication during computing. Times last is the number "
-    "of collectives that the rank was the last to enter. Delay is how far it fell behind the second-to-last rank since "
-    "the previous collective, summed over these."
+    "of collectives that the rank was the last to enter. Delay is what the job would save if the rank took no longer than "
+    "the others for the same work."
 )
 KINDS = (
     "Transfer is the time from the entry of the last rank until all have left. Waiting is summed over the ranks that entered "
@@ -110,14 +110,10 @@ def _summary(found: RanksAnalysis) -> list[Block]:
     ]
     words += ", ".join(parts) + "."
     worst = max(found.ranks, key=lambda line: line.newly_late_ns or 0)
-    if (worst.newly_late_ns or 0) >= _WORTH_NAMING * (worst.span_ns or 0) and worst.last:
+    if (worst.newly_late_ns or 0) >= _WORTH_NAMING * (worst.span_ns or 0):
         count = sum(worst.rank in line.ranks and line.wait_ns is not None for line in found.collectives)
-        lasts = [line for line in found.collectives if line.last_rank == worst.rank and line.late_ns is not None]
-        least = "at least " if any(line.newly_late_ns is None for line in lasts) else ""
-        words += (
-            f" Rank {worst.rank} was the last to enter {worst.last:,} of its {count:,} collectives and fell behind by "
-            f"{least}{duration(worst.newly_late_ns or 0)} in total."
-        )
+        last = f" was the last to enter {worst.last:,} of its {count:,} collectives and" if worst.last else ""
+        words += f" Rank {worst.rank}{last} delays the job by {duration(worst.newly_late_ns or 0)}."
     return [Paragraph(words)]
 
 

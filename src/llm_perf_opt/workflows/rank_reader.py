@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.extract import rank_trace, without_figures
-from llm_perf_opt.analysis.ranks.rank_trace import Causes, Intervals, Occurrences, RankFile, RankGroup, RankStep, RankTrace
+from llm_perf_opt.analysis.ranks.rank_trace import Causes, Intervals, Occurrences, RankFile, RankGroup, RankStep, RankTrace, Work
 from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.analysis.trace.stages import find_stages, stage_columns
@@ -26,7 +26,7 @@ from llm_perf_opt.core.run_folder import encoded, write_whole
 from llm_perf_opt.core.user_files import read_bytes
 from llm_perf_opt.traces.events import Columns, Trace
 
-_TABLES: dict[str, type[Columns]] = {"collectives": Occurrences, "exposed": Intervals, "causes": Causes}
+_TABLES: dict[str, type[Columns]] = {"collectives": Occurrences, "exposed": Intervals, "causes": Causes, "work": Work}
 ONE_OF_MANY = "one_rank"
 """The problem that a trace is of one rank; here the others are given."""
 

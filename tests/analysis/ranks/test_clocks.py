@@ -32,7 +32,7 @@ def rank(
         size_bytes=np.full(count, 1024),
         sequence=np.full(count, -1),
         step=np.full(count, -1, np.int32),
-        stalled_ns=end - start,
+        stream=np.arange(count) % len(groups),
     )
     members = tuple(RankGroup(name, tuple(range(of)), of) for name in groups)
     span = int(end.max() - start.min())
@@ -193,11 +193,15 @@ def test_a_trace_that_begins_later_is_behind_at_its_first_collective() -> None:
 
 
 def test_collectives_of_two_groups_that_overlap_count_a_delay_once() -> None:
-    """Rank 1 enters the first 50 µs late, and the second, which it enters before it leaves the first, 80 µs late."""
+    """Rank 1 enters the first 50 µs late, and the second, which it enters before it leaves the first, 80 µs late.
+
+    The first ends last: without the delays it, and the job, would end 50 µs earlier.
+    """
     own = [[(100_000, 300_000), (120_000, 250_000)], [(150_000, 300_000), (200_000, 250_000)]]
     ranks = [replace(rank(number, own[number], host="a", groups=("tp", "dp")), first_ns=0) for number in range(2)]
     found = analyze_ranks([RankFile(number, "x", trace) for number, trace in enumerate(ranks)], "job")
-    assert [(line.late_ns, line.newly_late_ns) for line in found.collectives] == [(50_000, 50_000), (80_000, 30_000)]
+    assert [(line.late_ns, line.newly_late_ns) for line in found.collectives] == [(50_000, 50_000), (80_000, 0)]
+    assert [line.newly_late_ns for line in found.ranks] == [0, 50_000]
 
 
 def test_the_transfer_is_known_where_it_is_well_above_the_residual() -> None:

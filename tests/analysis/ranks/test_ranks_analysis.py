@@ -258,7 +258,7 @@ def test_delays_of_a_job_whose_collectives_overlap_computation(tmp_path: Path, r
     found = analyzed(truth.files)
     assert found.problems == []
     delays = [line.newly_late_ns or 0 for line in found.ranks]
-    assert 0.8 * 4 * late_ns <= delays[1] <= 4 * late_ns
+    assert delays[1] == pytest.approx(4 * late_ns, rel=0.02)
     assert sum(delays) == delays[1]
     assert (found.ranks[1].late_ns or 0) > delays[1]
     made = {(line.cause, line.collectives) for line in found.causes if line.cause != "(already behind)"}
@@ -283,15 +283,12 @@ def test_work_that_was_launched_before_the_recording_is_not_compared_by_launch(t
     assert ("aten::mm", 4) in {(line.cause, line.collectives) for line in found.causes}
 
 
-def test_delays_of_overlapping_collectives_on_the_host_are_not_invented(tmp_path: Path) -> None:
-    """Their launches are not known: where they queue up, delay and cause are n/a."""
+def test_delays_of_overlapping_collectives_on_the_host_are_known_without_launches(tmp_path: Path) -> None:
+    """All ranks do the same work, so its order shows what each collective waited for: all four delays count."""
     truth = write_job(tmp_path, Job(ranks=2, collectives=12, blocking=False, on_device=False, late={1: 60_000}))
     found = analyzed(truth.files)
-    assert [line.newly_late_ns for line in found.ranks] == [0, 60_000]
-    assert [(line.rank, line.cause, line.collectives) for line in found.causes] == [(1, "aten::mm", 1)]
-    unknown = [line for line in found.collectives if line.late_ns is not None and line.newly_late_ns is None]
-    assert unknown
-    assert {line.cause for line in unknown} == {""}
+    assert [line.newly_late_ns for line in found.ranks] == [0, 4 * 60_000]
+    assert (1, "aten::mm", 4) in [(line.rank, line.cause, line.collectives) for line in found.causes]
 
 
 def test_a_trace_of_several_devices_has_no_figures(tmp_path: Path) -> None:

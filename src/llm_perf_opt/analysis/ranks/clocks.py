@@ -5,14 +5,15 @@ ends is the offset of its clock, and the spread of the differences is the residu
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llm_perf_opt.analysis.ranks.kinds import SYNCHRONIZING, UNEVEN
+from llm_perf_opt.analysis.ranks.kinds import POINT_TO_POINT, SYNCHRONIZING, UNEVEN
 from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS, ENOUGH, GroupMatch, gathered, match_collectives
 from llm_perf_opt.analysis.ranks.rank_trace import Occurrences, RankGroup, RankTrace
+from llm_perf_opt.analysis.ranks.transfers import transfers
 from llm_perf_opt.analysis.stats import least_values, percentile
 from llm_perf_opt.traces.events import Int64
 from llm_perf_opt.traces.nesting import NONE
@@ -84,16 +85,28 @@ def matched_on_one_clock(ranks: Sequence[RankTrace]) -> tuple[Clocks, list[Group
     """Estimate the clocks of all hosts and match the collectives."""
     hosts = _hosts(ranks, apart=False)
     clocks, found = _estimated(ranks, hosts)
-    if not any(_doubtful(group) for group in found) or all(len(mine) == 1 for mine in hosts.values()):
+    reversed_ = _received_before_sent(ranks, clocks)
+    if not (reversed_ or any(_doubtful(group) for group in found)) or all(len(mine) == 1 for mine in hosts.values()):
         return clocks, found
     # ranks that should share a clock do not fit together: the host is not stated, or several have the same name
     others, again = _estimated(ranks, _hosts(ranks, apart=True))
     offsets = others.offsets(len(ranks))
-    placed = all(clock.offset_ns is not None for clock in others.hosts)
     exact = match_collectives(ranks, offsets, others.host_of(len(ranks)))  # a tolerance would make everything possible
-    if placed and 2 * _unfit(exact) < _unfit(found):
+    # a clock that nothing shows must not hide what is missing
+    told = all(clock.offset_ns is not None for clock in others.hosts) or not _unfit(exact)
+    if told and 2 * (_unfit(exact) + _received_before_sent(ranks, others)) < _unfit(found) + reversed_:
         return replace(others, apart=True), again
     return clocks, found
+
+
+def _received_before_sent(ranks: Sequence[RankTrace], clocks: Clocks) -> int:
+    """Return how many transfers end on the receiver before the sender begins them, as far as their clocks are known."""
+    offsets = clocks.offsets(len(ranks))
+    return sum(
+        int((meeting.end_ns[:, 1] + CLOCKS_AGREE_NS < meeting.start_ns[:, 0]).sum())
+        for meeting in transfers(ranks, [offset or 0 for offset in offsets])
+        if meeting.directed and all(offsets[index] is not None for index in meeting.ranks.tolist())
+    )
 
 
 def _doubtful(group: GroupMatch) -> bool:
@@ -180,8 +193,9 @@ def _longest(ranks: Sequence[RankTrace], members: Sequence[int]) -> dict[RankGro
 
 
 def _rows(trace: RankTrace, group: RankGroup) -> Int64:
-    """Return the collectives of a group that synchronize its ranks."""
-    kinds = [place for place, name in enumerate(trace.names) if name in SYNCHRONIZING]
+    """Return the collectives of a group that synchronize its ranks; of a group of two, also the transfers between them."""
+    wanted = SYNCHRONIZING | POINT_TO_POINT if group.size == 2 else SYNCHRONIZING
+    kinds = [place for place, name in enumerate(trace.names) if name in wanted]
     mine = trace.collectives.group == trace.groups.index(group)
     return np.flatnonzero(mine & np.isin(trace.collectives.kind, kinds))
 
@@ -246,7 +260,7 @@ def _densest(values: Int64, count: int) -> tuple[int, int]:
 def _codes(trace: RankTrace, table: Occurrences, codes: dict[tuple[str, int], int]) -> Int64:
     """Return a number per collective that is the same for the same kind and size, where ranks have the same."""
     pairs = zip((trace.names[kind] for kind in table.kind.tolist()), table.size_bytes.tolist(), strict=True)
-    keys = [(kind, -1 if kind in UNEVEN else size) for kind, size in pairs]
+    keys = [("" if kind in POINT_TO_POINT else kind, -1 if kind in UNEVEN else size) for kind, size in pairs]
     return np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
 
 
@@ -267,6 +281,7 @@ def _refined(
     if offsets[clock.traces[0]] is None:
         return replace(clock, offset_ns=None)
     shared = [_differences(ranks, group, own, known, offsets) for group in found]
+    shared += [(part, len(part)) for part in _of_transfers(ranks, own, known, offsets)]
     differences = np.concatenate([np.empty(0, np.int64), *(part for part, _ in shared)])
     if len(differences) < max(LEAST_PAIRS, _LEAST_COMMON * sum(count for _, count in shared)):
         return replace(clock, offset_ns=None, pairs=len(differences))
@@ -297,6 +312,15 @@ def _differences(
     both = here & there & ~group.mismatched & group.synchronizing
     least = min(int((side & group.synchronizing).sum()) for side in (here, there)) if group.method == "time" else 0
     return (ends[0][0] - ends[1][0])[both], least
+
+
+def _of_transfers(ranks: Sequence[RankTrace], own: set[int], known: set[int], offsets: Sequence[int | None]) -> Iterator[Int64]:
+    """Return the differences of the ends of transfers with a rank on either side."""
+    for meeting in transfers(ranks, [offset or 0 for offset in offsets]):
+        first, second = meeting.ranks.tolist()
+        if len({first, second} & own) == 1 and len({first, second} & known) == 1:
+            mine = 0 if first in own else 1
+            yield meeting.end_ns[:, mine] + (offsets[first if mine == 0 else second] or 0) - meeting.end_ns[:, 1 - mine]
 
 
 def _row_medians(values: Int64, rows: Int64) -> tuple[Int64, Int64]:

@@ -51,7 +51,7 @@ class RankLine(msgspec.Struct, frozen=True):
     undivided_ns: int | None = None
     """Exposed time in collectives whose waiting is unknown."""
     newly_late_ns: int | None = None
-    """The part of `late_ns` that arose since the previous collectives: what it was behind in them is not counted."""
+    """What the job would save if the rank took no longer than the others for the same work; None if nothing compares them."""
     why: str = ""
     """Why it has no collectives, or no figures at all."""
     analysis: msgspec.Raw | None = None
@@ -96,7 +96,7 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     why: str = ""
     """Why the waiting is unknown; empty if it is known."""
     newly_late_ns: int | None = None
-    """The part of `late_ns` that arose since the previous collective; None if unknown."""
+    """The part of the last rank's delay that arose since its previous collective; None if unknown."""
 
 
 class CollectiveKindLine(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ class RankStepLine(msgspec.Struct, frozen=True):
     cause: str
     """The operator with the most time among the causes; that it was behind already only if there is no other."""
     newly_late_ns: int | None = None
-    """The part of `late_ns` that arose since the previous collectives."""
+    """The part of its delay that arose in the step."""
 
 
 class CauseLine(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.ranks.rank_trace import (
     Occurrences,
     RankStep,
     RankTrace,
+    Work,
 )
 from llm_perf_opt.analysis.ranks.timeline import innermost_pieces, overlaps, without
 from llm_perf_opt.analysis.trace.document import ON_CPU
@@ -58,7 +59,7 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
         size_bytes=found.size_bytes,
         sequence=found.sequence,
         step=_steps_of(found, stages, units),
-        stalled_ns=stalled,
+        stream=trace.work.stream[found.work] if len(found.work) else np.zeros(len(found.start_ns), np.int64),
     )
     return RankTrace(
         rank=stated_number(trace, "rank"),
@@ -80,6 +81,7 @@ def rank_trace(trace: Trace, stages: TraceStages) -> RankTrace:
         collectives=rows,
         exposed=Intervals(side.exposed.start_ns + base, side.exposed.end_ns + base),
         causes=causes,
+        work=_computing(trace, found, side, calls, order, base),
     )
 
 
@@ -147,6 +149,23 @@ def _host_side(trace: Trace, found: FoundCollectives) -> _Side:
     )
     first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
     return _Side(first, last, busy, comm, compute, without(comm, compute), _NO_ROWS)
+
+
+def _computing(trace: Trace, found: FoundCollectives, side: _Side, calls: Int64, launched: Int64 | None, base: int) -> Work:
+    """Return the work between which the collectives run, and the collective that follows each piece."""
+    start, end = side.compute.start_ns, side.compute.end_ns
+    following = np.searchsorted(found.start_ns, start, "right")
+    if launched is not None:
+        rows = side.other[trace.work.kind[side.other] == WorkKind.KERNEL]
+        start, end = trace.work.start_ns[rows], trace.work.end_ns[rows]
+        following = _following(trace, rows, calls, launched, np.searchsorted(found.start_ns, start, "right"))
+    return Work(start + base, end + base, following.astype(np.int32))
+
+
+def _following(trace: Trace, rows: Int64, calls: Int64, launched: Int64, by_time: Int64) -> Int64:
+    """Return the first collective that was launched after each row of work; by time if its launch is unknown."""
+    by_launch = np.searchsorted(launched, through(calls[rows], trace.calls.start_ns))
+    return np.where(calls[rows] == NONE, by_time, by_launch)
 
 
 def _length(blocks: Blocks | Intervals) -> int:
@@ -331,8 +350,7 @@ def _device_causes(trace: Trace, segments: Intervals, side: _Side, calls: Int64,
         following = collective[window]
     else:
         by_time = np.searchsorted(segments.end_ns[1::2], work.start_ns[rows])
-        by_launch = np.searchsorted(launched, through(calls[rows], trace.calls.start_ns))
-        following = np.where(calls[rows] == NONE, by_time, by_launch)
+        following = _following(trace, rows, calls, launched, by_time)
         piece = np.flatnonzero(following < len(launched))
         following = following[piece]
         ns = work.end_ns[rows[piece]] - work.start_ns[rows[piece]]

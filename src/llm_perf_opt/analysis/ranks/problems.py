@@ -69,7 +69,7 @@ def _clock_problems(ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: 
     for clock in clocks.hosts:
         if clock.offset_ns is None:
             who = named_ranks([numbers[index] for index in clock.traces])
-            what = f"{who}: the collectives do not show the offset of the clock, so nothing can be compared with other hosts"
+            what = f"{who}: the clock differs and nothing common shows its offset: times between it and other hosts are n/a"
             yield _note("no_common_collective", what, "Record the same collectives on all ranks.")
 
 

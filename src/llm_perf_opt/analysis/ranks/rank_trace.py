@@ -37,8 +37,8 @@ class Occurrences(Columns):
     """The library's number of the collective in its group; -1: unknown."""
     step: "Int32"
     """Index of the step, or -1."""
-    stalled_ns: "Int64"
-    """How long at its end the rank computed nothing: the whole collective, unless computation overlaps it."""
+    stream: "Int64"
+    """Its stream, which runs one after the other; on a host, 0."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,16 @@ class Causes(Columns):
     ns: "Int64"
     on_device: "UInt8"
     """Whether it is time of the device."""
+
+
+@dataclass(frozen=True)
+class Work(Columns):
+    """What a rank computes: kernels or, on a CPU, time in operators, sorted by start."""
+
+    start_ns: "Int64"
+    end_ns: "Int64"
+    following: "Int32"
+    """Row of the first collective that was launched after it, or their number; by time if launches are unknown."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ class RankTrace:
     own_clock: bool = False
     """Whether its times count from the start of its recording (nsys), so that no other trace shares its clock."""
     ordered_from: int | None = None
-    """Row of the collective from which on `causes` has the work of the device by launch; None if there is none."""
+    """Row of the collective from which on the work of the device is assigned by launch; None if there is none."""
     first_ns: int | None = None
     """Start of its first work, on the clock of its host; None if unknown."""
     names: tuple[str, ...] = ()
@@ -122,6 +132,7 @@ class RankTrace:
     collectives: Occurrences = field(default_factory=Occurrences.none)
     exposed: Intervals = field(default_factory=Intervals.none)
     causes: Causes = field(default_factory=Causes.none)
+    work: Work = field(default_factory=Work.none)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,10 @@ from llm_perf_opt.analysis.ranks.document import (
 from llm_perf_opt.analysis.ranks.kind_table import kind_lines
 from llm_perf_opt.analysis.ranks.problems import named_ranks, rank_problems
 from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, NameIndex, RankFile, RankTrace
+from llm_perf_opt.analysis.ranks.savings import Meeting, Savings, savings
 from llm_perf_opt.analysis.ranks.timeline import shared_ns, without
-from llm_perf_opt.analysis.ranks.waits import WHY, GroupWaits, LateCauses, group_waits, late_causes, preceding
+from llm_perf_opt.analysis.ranks.transfers import transfers
+from llm_perf_opt.analysis.ranks.waits import COMPARABLE, WHY, GroupWaits, LateCauses, group_waits, late_causes
 from llm_perf_opt.analysis.trace.document import ProblemLine
 from llm_perf_opt.analysis.trace.intervals import union_blocks
 from llm_perf_opt.traces.events import Int64
@@ -33,8 +35,10 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     numbers = [entry.rank for entry in files]
     clocks, matches = matched_on_one_clock(ranks)
     waits = [group_waits(ranks, match, clocks) for match in matches]
-    names, before = NameIndex(), preceding(ranks, waits)
-    causes = [late_causes(ranks, group, before, names) for group in waits]
+    offsets = [offset or 0 for offset in clocks.offsets(len(ranks))]
+    saved = savings(ranks, offsets, [*map(_meeting, waits), *_transfers(ranks, clocks)])
+    names = NameIndex()
+    causes = [late_causes(ranks, group, parts, names) for group, parts in zip(waits, saved.parts_ns, strict=False)]
     lines = _collectives(ranks, numbers, waits, causes, list(names))
     return RanksAnalysis(
         source=source,
@@ -42,12 +46,28 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
         problems=[*_of_files(files), *rank_problems(ranks, numbers, clocks, matches, lines)],
         world_size=max((trace.world_size for trace in ranks), default=0) or None,
         hosts=_hosts(numbers, clocks),
-        ranks=_ranks(files, clocks, waits, lines),
+        ranks=_ranks(files, clocks, waits, lines, saved),
         collectives=lines,
         collective_kinds=kind_lines(ranks, waits, clocks),
         steps=_steps(ranks, numbers, lines),
         causes=_causes(lines),
     )
+
+
+def _meeting(group: GroupWaits) -> Meeting:
+    match = group.match
+    ended = (group.end_ns.min(axis=1) >= group.arrived_ns) | match.synchronizing
+    return Meeting(match.ranks, match.rows, match.kind, match.size_bytes, ended & np.isin(group.why, COMPARABLE))
+
+
+def _transfers(ranks: Sequence[RankTrace], clocks: Clocks) -> list[Meeting]:
+    """Return the transfers between ranks whose clocks are known."""
+    offsets = clocks.offsets(len(ranks))
+    return [
+        Meeting(found.ranks, found.rows, found.kind, found.size_bytes, found.joined, directed=True)
+        for found in transfers(ranks, [offset or 0 for offset in offsets])
+        if all(offsets[index] is not None for index in found.ranks.tolist())
+    ]
 
 
 def _of_files(files: Sequence[RankFile]) -> list[ProblemLine]:
@@ -167,7 +187,11 @@ def _step_names(ranks: Sequence[RankTrace], group: GroupWaits) -> list[str]:
 
 
 def _ranks(
-    files: Sequence[RankFile], clocks: Clocks, waits: Sequence[GroupWaits], lines: Sequence[CollectiveLine]
+    files: Sequence[RankFile],
+    clocks: Clocks,
+    waits: Sequence[GroupWaits],
+    lines: Sequence[CollectiveLine],
+    saved: Savings,
 ) -> list[RankLine]:
     offsets = clocks.offsets(len(files))
     lateness = _lateness(lines)
@@ -176,7 +200,7 @@ def _ranks(
         trace, offset = entry.trace, offsets[index]
         known = trace.span_ns > 0
         waited, undivided = _divided(trace, index, waits, offset or 0) if known else (None, None)
-        last, late, newly = lateness.get(entry.rank, (None, None, None))
+        last, late = lateness.get(entry.rank, (None, None))
         found.append(
             RankLine(
                 rank=entry.rank,
@@ -196,27 +220,26 @@ def _ranks(
                 last=last,
                 late_ns=late,
                 undivided_ns=undivided,
-                newly_late_ns=newly,
+                newly_late_ns=None if last is None and not saved.known[index] else int(saved.total_ns[index]),
                 why=trace.why,
             )
         )
     return found
 
 
-def _lateness(lines: Sequence[CollectiveLine]) -> dict[int, tuple[int, int, int]]:
-    """Return, per rank with collectives whose waiting is known: how often it was last, how late, how much newly."""
+def _lateness(lines: Sequence[CollectiveLine]) -> dict[int, tuple[int, int]]:
+    """Return, per rank with collectives whose waiting is known: how often it was last, and how late."""
     found: dict[int, list[int]] = {}
     for line in lines:
         if line.wait_ns is None:
             continue
         for rank in line.ranks:
-            found.setdefault(rank, [0, 0, 0])
+            found.setdefault(rank, [0, 0])
         if line.last_rank is not None:
             mine, late = found[line.last_rank], line.late_ns or 0
             mine[0] += 1
             mine[1] += late
-            mine[2] += line.newly_late_ns or 0
-    return {rank: (last, late, newly) for rank, (last, late, newly) in found.items()}
+    return {rank: (last, late) for rank, (last, late) in found.items()}
 
 
 def _divided(trace: RankTrace, index: int, waits: Sequence[GroupWaits], offset: int) -> tuple[int | None, int]:

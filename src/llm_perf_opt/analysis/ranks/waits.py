@@ -7,18 +7,14 @@ import numpy as np
 
 from llm_perf_opt.analysis.ranks.clocks import Clocks
 from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS, GroupMatch, gathered
-from llm_perf_opt.analysis.ranks.rank_trace import DEVICE_IDLE, LEFT_LATE, NameIndex, Occurrences, RankTrace
+from llm_perf_opt.analysis.ranks.rank_trace import DEVICE_IDLE, LEFT_LATE, NameIndex, RankTrace
 from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.traces.events import Bool, Columns, Int64, UInt8
 from llm_perf_opt.traces.nesting import NONE
 
 _BEFORE, _AFTER = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
-_BEGINNING = -2
-"""Stands for the beginning of a trace among the previous collectives."""
 _WELL_ABOVE = 10
 """How many times the residual a transfer must be to be known where the skew is below it."""
-_OVERLAPPED = 0.1
-"""The least share of collectives during which a rank computes that makes it a job with overlap, not a few kernels that spill."""
 _CHUNK = 4096
 """Collectives whose causes are held in memory at once."""
 KNOWN, NO_SIZE, INCOMPLETE, MISMATCHED, NO_CLOCK, IMPOSSIBLE, BELOW, LEAVES_EARLY = range(8)
@@ -33,6 +29,8 @@ WHY = (
     "a rank may leave this kind of collective before others enter it",
 )
 """Why the waiting in a collective is unknown, by code."""
+COMPARABLE = (KNOWN, BELOW, LEAVES_EARLY)
+"""Codes of collectives whose entries are on one clock on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,6 @@ class GroupWaits:
     """-1 if it is unknown or below what the clocks can tell."""
     last: Int64
     """Index of the last trace, or -1 if two enter at the same time as far as the clocks can tell."""
-    next_to_last: Int64
-    """Column of the rank that entered before it; -1 if there is no other."""
     late_ns: Int64
     """-1 if the last rank is unknown, or no rank waits for it."""
     transfer_ns: Int64
@@ -96,7 +92,6 @@ def group_waits(ranks: Sequence[RankTrace], match: GroupMatch, clocks: Clocks) -
         arrived_ns=arrived,
         skew_ns=np.where(timed, skew, -1),
         last=np.where(tied, NONE, match.ranks[order[:, -1]]),
-        next_to_last=order[:, -2] if pairs else np.full(len(start), NONE, np.int64),
         late_ns=np.where(tied | ~sure, -1, late),
         transfer_ns=np.where(moved, transfer, -1),
         wait_ns=np.where(sure, np.maximum(waits, 0), -1),
@@ -176,143 +171,33 @@ class LateCauses(Columns):
     on_device: "UInt8"
     """Whether it is time of the device."""
     newly_ns: "Int64"
-    """The part of the lateness that arose since the previous collective; 0 if it is below what clocks can tell, -1 if unknown."""
+    """What the job would save if the last rank had taken no longer than the others since its previous collective; -1: unknown."""
 
 
-def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64], names: NameIndex) -> LateCauses:
+def late_causes(ranks: Sequence[RankTrace], waits: GroupWaits, parts: Int64, names: NameIndex) -> LateCauses:
     """Return, per collective with a last rank, the operator with the largest excess over the mean of the other ranks.
 
     If the device of the last rank was idle for longer, the host decides: its operator with the largest excess. If the rank was
-    behind by more than that in the previous collective, that is the cause. What explains less than half of the lateness
-    is no cause. If a rank may have been ready earlier than it entered, only what took longer is new; this is known only if the
-    traces of all ranks show which work was launched between the two collectives. `before` is that of `preceding`.
+    late by more than that for other reasons than its own work since the previous collective, that is the cause. What explains
+    less than half of the lateness is no cause. `parts` is what each collective and rank adds to the delay.
     """
     count = len(waits.arrived_ns)
-    behind = _behind(ranks, waits, before)
     late_ns = np.maximum(waits.late_ns, 0)
     found = LateCauses(np.full(count, NONE), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, np.int64))
-    comparable = _comparable(ranks, waits)
-    caused = (waits.late_ns >= 0) & (~behind.unclear | comparable)
-    mean = np.where(behind.unclear, 0, behind.mean_ns)
-    late = np.flatnonzero(caused & (mean > 0))
-    found.name[late], found.ns[late] = names[LEFT_LATE], mean[late]
+    caused = waits.late_ns >= 0
+    place = np.minimum(np.searchsorted(waits.match.ranks, np.maximum(waits.last, 0)), len(waits.match.ranks) - 1)
+    newly = np.where(caused, parts[np.arange(count), place], NONE)
+    behind = np.where(newly >= 0, np.maximum(late_ns - newly, 0), 0)
+    late = np.flatnonzero(caused & (behind > 0))
+    found.name[late], found.ns[late] = names[LEFT_LATE], behind[late]
     _search(ranks, waits, np.flatnonzero(caused), names, found)
-    new = np.minimum(found.ns, late_ns)
-    newly = np.where(behind.unclear, new, late_ns - np.clip(behind.next_ns, 0, late_ns))
-    newly[newly < CLOCKS_AGREE_NS] = 0
-    rest = np.flatnonzero(caused & behind.unclear & ((2 * new < late_ns) | (new < CLOCKS_AGREE_NS)))
-    found.name[rest], found.ns[rest] = names[LEFT_LATE], late_ns[rest] - newly[rest]
     explained = caused & (2 * found.ns >= late_ns)
     return LateCauses(
         name=np.where(explained, found.name, NONE),
         ns=np.minimum(found.ns, late_ns),
         on_device=found.on_device,
-        newly_ns=np.where(behind.unclear & ~comparable, -1, newly),
+        newly_ns=newly,
     )
-
-
-def preceding(ranks: Sequence[RankTrace], waits: Sequence[GroupWaits]) -> list[Int64]:
-    """Return, per rank and collective, the number of the collective that it entered before this one.
-
-    -1 if there is none or it was not matched.
-    """
-    numbers = [np.full(len(trace.collectives), NONE, np.int64) for trace in ranks]
-    first = 0
-    for group in waits:
-        for column, index in enumerate(group.match.ranks.tolist()):
-            there = np.flatnonzero(group.known[:, column])
-            numbers[index][group.match.rows[there, column]] = first + there
-        first += len(group.match.rows)
-    return [np.concatenate([np.full(min(len(mine), 1), NONE, np.int64), mine[:-1]]) for mine in numbers]
-
-
-@dataclass(frozen=True)
-class _Previous:
-    """The previous collective of each rank, per collective and rank. Moments are on the common clock."""
-
-    which: Int64
-    """Its number."""
-    resumed: Int64
-    """Its entry, plus the time in which the rank stalled. Before the first collective, the start of the first work."""
-    left: Int64
-    """Its end; far in the past if the rank entered the next one earlier."""
-    computes: Bool
-    """Whether the rank computes during collectives."""
-    queued: Bool
-    """Whether it began right at the end of the one before it: the rank may have been ready earlier."""
-    queuing: Bool
-    """Whether the next one began right at its end."""
-
-
-@dataclass(frozen=True)
-class _Behind:
-    """How far the last rank of each collective was behind in the previous one. 0 where the ranks differ in it."""
-
-    mean_ns: Int64
-    """Compared with the others on average."""
-    next_ns: Int64
-    """Compared with the second-to-last."""
-    unclear: Bool
-    """Whether a rank may have been ready earlier than it entered, so that entries do not show how far it was ahead."""
-
-
-def _behind(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> _Behind:
-    """Return how far the last rank was behind in the previous collective.
-
-    A collective brings ranks level only if they stall until its end. So the larger of two times counts: how much later the last
-    rank left it, and how much later it entered it, with the time added that each rank stalled in it. If computation runs on
-    during collectives, those of a rank that is far ahead queue up, each after the end of the other.
-    """
-    previous = _previous(ranks, waits, before)
-    resumed, left, second = previous.resumed, previous.left, waits.next_to_last
-    every = np.arange(len(left))
-    place = np.minimum(np.searchsorted(waits.match.ranks, np.maximum(waits.last, 0)), len(waits.match.ranks) - 1)
-    own = previous.which[every, place][:, None]
-    same = ((previous.which == own) & (own != NONE) & (waits.last != NONE)[:, None]) | ~waits.known
-    both = (left != _BEFORE) & (left[every, place] != _BEFORE)[:, None]
-    later = resumed[every, place][:, None] - resumed
-    behind = np.where(both, np.maximum(later, left[every, place][:, None] - left), later)
-    behind = np.where(waits.known & same, behind, 0)
-    others = np.maximum(waits.known.sum(axis=1) - 1, 1)
-    mean = np.where(same.all(axis=1), behind.sum(axis=1) // others, 0)
-    computes = previous.computes[place] | previous.computes[second]
-    queued = previous.queued[every, place] | previous.queued[every, second] | previous.queuing[every, second]
-    return _Behind(mean, behind[every, second], computes & queued & same[every, second])
-
-
-def _previous(ranks: Sequence[RankTrace], waits: GroupWaits, before: Sequence[Int64]) -> _Previous:
-    shape = waits.end_ns.shape
-    which, resumed, left = np.full(shape, NONE, np.int64), np.zeros(shape, np.int64), np.full(shape, _BEFORE, np.int64)
-    queued, queuing, computes = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_), np.zeros(shape[1], np.bool_)
-    for column, index in enumerate(waits.match.ranks.tolist()):
-        there = waits.known[:, column]
-        rows, table = waits.match.rows[there, column], ranks[index].collectives
-        last, shift = np.maximum(rows - 1, 0), waits.end_ns[there, column] - table.end_ns[rows]
-        start, end, stalled = table.start_ns[last], table.end_ns[last], table.stalled_ns[last]
-        first, began = rows == 0, ranks[index].first_ns
-        after = table.start_ns[rows] - end
-        which[there, column] = np.where(first, NONE if began is None else _BEGINNING, before[index][rows])
-        resumed[there, column] = np.where(first, began or 0, start + np.where(after >= 0, stalled, 0)) + shift
-        left[there, column] = np.where(first, began or 0, np.where(after >= 0, end, _BEFORE - shift)) + shift
-        computes[column], at_once = _overlapped(table)
-        queued[there, column], queuing[there, column] = at_once[last], at_once[rows]
-    return _Previous(which, resumed, left, computes, queued, queuing)
-
-
-def _overlapped(table: Occurrences) -> tuple[bool, Bool]:
-    """Return whether a rank computes during collectives, and which of them began right at the end of the previous one."""
-    after = table.start_ns[1:] - table.end_ns[:-1]
-    at_once = np.concatenate([[False], (after >= 0) & (after <= CLOCKS_AGREE_NS)])[: len(table)]
-    overlapped = table.end_ns - table.start_ns - table.stalled_ns > CLOCKS_AGREE_NS
-    return bool(overlapped.sum() > _OVERLAPPED * len(table)), at_once
-
-
-def _comparable(ranks: Sequence[RankTrace], waits: GroupWaits) -> Bool:
-    """Return for which collectives all ranks know the work that was launched since the previous one."""
-    never = np.iinfo(np.int64).max
-    first = [ranks[index].ordered_from for index in waits.match.ranks.tolist()]
-    known = waits.match.rows >= np.array([never if row is None else row for row in first], np.int64)
-    return np.asarray((known | ~waits.known).all(axis=1), np.bool_)
 
 
 def _search(ranks: Sequence[RankTrace], waits: GroupWaits, caused: Int64, names: NameIndex, found: LateCauses) -> None:

@@ -1,0 +1,113 @@
+"""How much longer each rank took than the others for the same own work, beyond the usual scatter."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS
+from llm_perf_opt.analysis.ranks.programs import Chain, Program
+from llm_perf_opt.traces.events import Bool, Int64
+
+_BEYOND = 6
+"""How many times the scatter an excess must be to count."""
+_NEAREST, _TO_DEVIATION = 0.25, 3.139
+"""The share of values that are surely not delayed, even if several ranks are late; and the standard deviation of normal values
+as a multiple of the distance from the middle within which this share lies."""
+_OF_MEDIAN = 1.2533
+"""The standard error of the median of normal values as a multiple of that of their mean."""
+_LEAST_OWN = 4
+"""The least number of times a rank must have done some work for its own median to show what is usual."""
+
+
+@dataclass(frozen=True)
+class ProgramExcess:
+    """The excess of the ranks of a program. Never negative."""
+
+    work_ns: list[Int64]
+    """Per rank and event of its chain, in the own time since the previous event; then in what follows the last."""
+    lag_ns: list[Int64]
+    """Per rank and collective, between what it waited for and its entry."""
+
+
+def excess_of(program: Program) -> ProgramExcess:
+    """Return the excess of every rank over the median of the others or, if it is alone, over its own usual time."""
+    if len(program.chains) == 1:
+        return _of_repetitions(program.chains[0], program.kinds)
+    lag = np.stack([chain.lag_ns for chain in program.chains], axis=1)
+    return ProgramExcess(_of_work(program), list(_beyond_scatter(lag, program.kinds).T))
+
+
+def _of_work(program: Program) -> list[Int64]:
+    """Return the excess of the work between events or, if the ranks waited for different collectives, between their entries."""
+    first = program.chains[0]
+    same = all(
+        np.array_equal(chain.place, first.place) and np.array_equal(chain.is_wait, first.is_wait) for chain in program.chains
+    )
+    kept = [np.arange(len(chain.place)) if same else np.flatnonzero(~chain.is_wait) for chain in program.chains]
+    done = np.stack(
+        [np.append(chain.own_ns[rows], chain.own_at_end_ns) for chain, rows in zip(program.chains, kept, strict=True)], axis=1
+    )
+    kinds = 2 * program.kinds[first.place[kept[0]]] + first.is_wait[kept[0]]
+    between = np.append(-1, kinds) * (kinds.max(initial=0) + 2) + np.append(kinds, -1)
+    excess = _beyond_scatter(np.diff(done, axis=0, prepend=0), between)
+    found = []
+    for column, (chain, rows) in enumerate(zip(program.chains, kept, strict=True)):
+        mine = np.zeros(len(chain.place) + 1, np.int64)
+        mine[np.append(rows, len(chain.place))] = excess[:, column]
+        found.append(mine)
+    return found
+
+
+def _of_repetitions(chain: Chain, kinds: Int64) -> ProgramExcess:
+    """Return the excess of a rank whose work no other does, over its own usual time, if its collectives and its work repeat."""
+    count, pieces = len(kinds), len(chain.of_pieces_ns)
+    nothing = np.zeros(len(chain.place) + 1, np.int64)
+    for often in range(min(count, pieces), _LEAST_OWN - 1, -1):
+        if not count % often and not pieces % often and (kinds.reshape(often, -1) == kinds[: count // often]).all():
+            excess = _beyond_scatter(chain.of_pieces_ns[:, None], np.arange(pieces) % (pieces // often))[:, 0]
+            before = np.concatenate([[0], np.cumsum(excess)])
+            work = np.diff(before[np.append(chain.piece, pieces)], prepend=0)
+            return ProgramExcess([work], [np.zeros(count, np.int64)])
+    return ProgramExcess([nothing], [np.zeros(count, np.int64)])
+
+
+def _beyond_scatter(values: Int64, kinds: Int64) -> Int64:
+    found = np.zeros(values.shape, np.int64)
+    order = np.argsort(kinds, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1):
+        found[rows] = _of_one_kind(values[rows])
+    return found
+
+
+def _of_one_kind(values: Int64) -> Int64:
+    """Return the excess of each rank in the repetitions of the same work: what is usual for it, and what stands out."""
+    count, ranks = values.shape
+    excess = values - (np.median(values) if ranks == 1 else _median_of_others(values))
+    usual = np.median(excess, axis=0)
+    scatter = _scatter(values if ranks >= _LEAST_OWN else excess)
+    least = max(_BEYOND * scatter * _OF_MEDIAN / np.sqrt(count), CLOCKS_AGREE_NS)
+    steady = np.where(usual > least, usual, 0)
+    stands_out: Bool = excess - steady > max(_BEYOND * scatter, CLOCKS_AGREE_NS)
+    return np.asarray(np.where(stands_out, excess, steady), np.int64)
+
+
+def _scatter(values: Int64) -> float:
+    """Return the deviation of the values that nothing delayed: of four ranks or more, from that in the middle of each repetition;
+    of fewer, from the middle of each rank."""
+    if values.shape[1] >= _LEAST_OWN:
+        ordered, middle = np.sort(values, axis=1), (values.shape[1] - 1) // 2
+        around = np.delete(np.abs(ordered - ordered[:, middle : middle + 1]), middle, axis=1)
+    else:
+        around = np.abs(values - np.median(values, axis=0))
+    return _TO_DEVIATION * float(np.quantile(around, _NEAREST))
+
+
+def _median_of_others(values: Int64) -> Int64:
+    """Return, per row and column, the median of the other columns."""
+    count = values.shape[1]
+    order = np.argsort(values, axis=1, kind="stable")
+    rank = np.argsort(order, axis=1, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=1)
+    low, high = (count - 2) // 2, (count - 1) // 2
+    picked = [np.take_along_axis(ordered, np.where(rank <= middle, middle + 1, middle), axis=1) for middle in (low, high)]
+    return np.asarray((picked[0] + picked[1]) // 2)
