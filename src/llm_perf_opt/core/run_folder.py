@@ -16,6 +16,7 @@ import msgspec
 from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
+from llm_perf_opt.core.secrets import hidden_argv
 from llm_perf_opt.core.user_files import TooLargeError, check_folder, present, read_text, read_unpacked
 from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_plain
 
@@ -239,8 +240,9 @@ class RunFolder:
         return manifest
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Replace run.json."""
-        write_record(self.manifest_file, manifest)
+        """Replace run.json. Credentials in its commands are hidden."""
+        passes = tuple(replace(entry, argv=tuple(hidden_argv(entry.argv))) for entry in manifest.passes)
+        write_record(self.manifest_file, replace(manifest, command=tuple(hidden_argv(manifest.command)), passes=passes))
 
     def update_pass(self, entry: PassRecord) -> None:
         """Replace or add the entry of a pass in run.json."""

@@ -94,6 +94,8 @@ def _start(argv: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
         raise CaptureError(
             f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and executable."
         ) from error
+    except ValueError as error:  # a null character, or text that is not Unicode
+        raise CaptureError(f"{argv[0]} cannot be started with its arguments: {error}.", "See cmd.txt of the pass.") from error
 
 
 def run_child(
