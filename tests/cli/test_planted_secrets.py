@@ -88,9 +88,8 @@ def test_a_python_program_under_torch_and_one_that_fails(tmp_path: Path) -> None
 def test_a_program_that_prints_its_own_arguments_prints_them_hidden_to_the_log(tmp_path: Path) -> None:
     code = "import sys, os; print(sys.argv); print(os.environ['HF_TOKEN']); print('loss 0.5, ok')"
     planted = [word for word in planted_argv() if "\n" not in word]
-    done = llm_perf(
-        "exec", "--passes", "program", "--", sys.executable, "-c", code, *planted, cwd=tmp_path, env={"HF_TOKEN": TOKENS[0]}
-    )
+    words = ("exec", "--passes", "program", "--", sys.executable, "-c", code, *planted)
+    done = llm_perf(*words, cwd=tmp_path, env={"HF_TOKEN": TOKENS[0]})
     assert done.returncode == 0, done.stderr
     assert_none(tmp_path, done)
     (log,) = tmp_path.glob("runs/exec/*/*/raw/program/log.txt")

@@ -96,6 +96,7 @@ _NAMED = re.compile(
     r"|(?<![\w-])(?P<option>--?[A-Za-z][\w.-]{1,127})\s+(?!-)"  # --name value
 )
 _VALUE = re.compile(rf"{_QUOTED}|{_SCHEME}\s+[^\s\"']+|[^\s\"'&;,)}}\]<>|]+")
+_IN_JSON = re.compile(r'("([\w.-]{1,128})"\s{0,8}:\s{0,8})"((?:[^"\\\n]|\\.){1,8192})"')
 _HEADER = re.compile(
     r"(?<![\w-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token|auth|secret|session)|[a-z]+-(?:key|token))"
     r"(?P<sep>\s?:\s?)(?P<value>[^\"'\n\r]+)",
@@ -118,8 +119,14 @@ def hidden(text: str) -> str:
     found = _HEADER.sub(_without_value, found)
     found = "".join(_without_named_values(found))
     found = _AUTHORIZED.sub(lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0], found)
-    found = _KNOWN.sub(lambda one: HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) else one[0], found)
+    found = _without_known(found)
     return _LONG_WORD.sub(lambda one: HIDDEN if _random(one[0]) else one[0], found)
+
+
+def hidden_json(text: str) -> str:
+    """Return JSON that another tool wrote without the credentials of its settings; texts of prompts and answers stay."""
+    named = _IN_JSON.sub(lambda one: f'{one[1]}"{HIDDEN}"' if _mixed(one[3]) and _hides(one[2], one[3]) else one[0], text)
+    return _without_known(without_password(named))
 
 
 def hidden_value(name: str, value: str) -> str:
@@ -137,6 +144,10 @@ def credentials_in(values: Any, name: str = "") -> Iterator[str]:
             yield from credentials_in(value, name)
     elif isinstance(values, str) and hidden_value(name, values) != values:
         yield name
+
+
+def _without_known(text: str) -> str:
+    return _KNOWN.sub(lambda one: HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) else one[0], text)
 
 
 def _without_value(found: re.Match[str]) -> str:
@@ -176,6 +187,8 @@ def _random(word: str) -> bool:
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
+_LEAST_LENGTH = 6
+"""Of a credential that is hidden in what a program prints: a shorter text also occurs by chance."""
 _LOGIN = ("-u", "--user", "--proxy-user", "-U")
 """Options whose value is NAME:PASSWORD."""
 _JOINED_PASSWORD = re.compile(r"-p(?=[^=]*\d)(?=[^=]*[A-Za-z])[^-=\s/:][^\s/]{5,}")
@@ -186,6 +199,21 @@ _NO_PASSWORD = re.compile(r"\d{1,5}(?::\d+)*|no:.*|.*[/.].*")
 def hidden_argv(argv: Sequence[str]) -> list[str]:
     """Return the words of a command with `***` in place of what looks like a credential."""
     return list(_hidden_words(argv))
+
+
+def credentials_of(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the credentials in a command and in its environment, the longest first, to hide them in what the command prints."""
+    pairs = [*zip(argv, hidden_argv(argv), strict=True)]
+    pairs += [(value, HIDDEN) for name, value in environment.items() if secret_name(name) and _mixed(value)]
+    found = {part for word, shown in pairs if shown != word for part in _hidden_parts(word, shown)}
+    return tuple(sorted((part for part in found if len(part) >= _LEAST_LENGTH), key=len, reverse=True))
+
+
+def _hidden_parts(word: str, shown: str) -> Iterator[str]:
+    """Yield what `***` stands for in a shown word, and the password of NAME:PASSWORD."""
+    parts = re.fullmatch("(.*?)".join(map(re.escape, shown.split(HIDDEN))), word, re.DOTALL)
+    for part in parts.groups() if parts else ():
+        yield from (part, part.partition(":")[2], *part.split("\n"))
 
 
 def shown_command(argv: Sequence[str]) -> str:

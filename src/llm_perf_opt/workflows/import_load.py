@@ -17,6 +17,7 @@ from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.missing import Missing
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, load_name
 from llm_perf_opt.core.run_folder import RunFolder, disk_error, there, write_record, write_whole
+from llm_perf_opt.core.secrets import hidden_json
 from llm_perf_opt.core.serving_records import (
     METRICS_FILE,
     POINT_FILE,
@@ -25,6 +26,7 @@ from llm_perf_opt.core.serving_records import (
     MetricsSample,
     ServerFacts,
 )
+from llm_perf_opt.core.urls import without_password
 from llm_perf_opt.traces.serving.aiperf import summary_of
 from llm_perf_opt.traces.serving.json_files import head_of
 from llm_perf_opt.traces.serving.load_file import AIPERF_SUMMARY, read_load
@@ -129,7 +131,7 @@ def _server(loads: Sequence[_Load]) -> ServerFacts:
     if len(urls) > 1:
         raise ConfigError(f"The files are about different servers: {', '.join(urls[:5])}.", "Import each server on its own.")
     notes = ("imported: what is known about the server comes from the files of the load generator",)
-    return ServerFacts("".join(urls), "".join(models) or "server", notes=notes)
+    return ServerFacts(without_password("".join(urls)), "".join(models) or "server", notes=notes)
 
 
 def _fill(folder: RunFolder, loads: Sequence[_Load], points: Sequence[LoadPoint], facts: ServerFacts) -> None:
@@ -155,8 +157,19 @@ def _keep(file: Path, place: Path, kept: dict[Path, Path]) -> None:
             continue
         target = place / source.name
         if source not in kept or not _linked(kept[source], target):
-            shutil.copyfile(source, target)
+            _copy(source, target)
         kept.setdefault(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file; one with the generator's settings without the credentials in them."""
+    if source.suffix == ".json":
+        text = source.read_bytes().decode(errors="surrogateescape")
+        shown = hidden_json(text)
+        if shown != text:
+            write_whole(target, shown.encode(errors="surrogateescape"))
+            return
+    shutil.copyfile(source, target)
 
 
 def _linked(source: Path, target: Path) -> bool:

@@ -196,9 +196,7 @@ def served_model(url: str, wanted: str | None = None) -> ServedModel:
 def _model(entry: dict[str, Any]) -> ServedModel:
     name = str(entry["id"])
     if problem := argument_problem(name):
-        raise ResourceError(
-            f"The server's model {name[:100]!r} cannot be used: {problem}.", "Rename it in the server's settings."
-        )
+        raise ResourceError(f"The server's model {name[:100]!r} cannot be used: {problem}.", "Rename it on the server.")
     context = entry.get("max_model_len")
     known = isinstance(context, int) and not isinstance(context, bool) and context > 0
     return ServedModel(name, str(entry.get("owned_by") or ""), str(entry.get("root") or ""), context if known else None)

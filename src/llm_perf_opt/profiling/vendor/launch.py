@@ -16,6 +16,7 @@ from typing import Any, Literal, overload
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted
 from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, SHORT_GRACE_S, end
 from llm_perf_opt.core.run_folder import disk_error
+from llm_perf_opt.core.secrets import credentials_of
 from llm_perf_opt.profiling.vendor.child import (
     MARK,
     TICK_S,
@@ -115,16 +116,21 @@ def run_child(
     """
     begun = time.monotonic()
     mark = new_mark()
+    given = environment or child_environment()
     with log.open("ab", buffering=0) as file:
         child = _start(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**(environment or child_environment()), MARK: mark},
+            env={**given, MARK: mark},
         )
         running = _Running(
-            child, Descendants(child.pid, mark), LineReader(file, callbacks.on_message), grace_s or GRACE_S, callbacks.on_tick
+            child,
+            Descendants(child.pid, mark),
+            LineReader(file, callbacks.on_message, credentials_of(argv, given)),
+            grace_s or GRACE_S,
+            callbacks.on_tick,
         )
         stopped: LlmPerfError | None = None
         try:
