@@ -77,5 +77,5 @@ def test_a_url_without_a_password_is_shown_as_it_is(text: str) -> None:
 
 
 def test_long_texts_take_no_time_beyond_their_length() -> None:
-    text = "://a:b" * 40_000
+    text = "://a:b" * 8_000
     assert without_password(text) == text

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from llm_perf_opt.core.urls import HIDDEN, without_password
-
+HIDDEN = "***"
+"""Shown in place of what is hidden."""
 NOTE = f"# {HIDDEN}: a value that looks like a credential; give it again to rerun the command"
 """For a file that holds a command with hidden values."""
 
@@ -73,6 +73,28 @@ def _hides(name: str, value: str) -> bool:
         return False
     own = name.lstrip("-+").lower()  # `--pass clean`, `--key 2`: what it is for depends on the program
     return not (own == "pass" and value.isalpha() and value.islower()) and not (value.isdigit() and len(value) < len("1000"))
+
+
+# --- URLs ---------------------------------------------------------------------------------------------------------------
+
+_USER = re.compile(
+    r'://(?:([^\s/?#"<>]*)@'  # to the last @ before the path
+    r'|([^\s/?#:@\[\]"]*:(?!\d{1,5}(?:[/?#\s]|$))[^\s"<>]{0,512})@)'  # a password with a slash, which is no port
+)
+_SCHEMES_WITH_USERS = ("ssh", "sftp", "rsync")
+"""Their URLs name a user without a password: ssh://git@host. In other URLs, a user alone may be a token."""
+
+
+def without_password(url: str) -> str:
+    """Return a URL, or a text with URLs, with `***` in place of users and passwords."""
+    return _USER.sub(_shown, url)
+
+
+def _shown(found: re.Match[str]) -> str:
+    user = next(group for group in found.groups() if group is not None)
+    scheme = found.string[max(0, found.start() - 16) : found.start()].lower()
+    named = user and ":" not in user and scheme.endswith(_SCHEMES_WITH_USERS)
+    return found[0] if named or not user else f"://{HIDDEN}@"
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.missing import Missing
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, load_name
 from llm_perf_opt.core.run_folder import RunFolder, disk_error, there, write_record, write_whole
-from llm_perf_opt.core.secrets import hidden_json
+from llm_perf_opt.core.secrets import hidden_json, without_password
 from llm_perf_opt.core.serving_records import (
     METRICS_FILE,
     POINT_FILE,
@@ -26,7 +26,6 @@ from llm_perf_opt.core.serving_records import (
     MetricsSample,
     ServerFacts,
 )
-from llm_perf_opt.core.urls import without_password
 from llm_perf_opt.traces.serving.aiperf import summary_of
 from llm_perf_opt.traces.serving.json_files import head_of
 from llm_perf_opt.traces.serving.load_file import AIPERF_SUMMARY, read_load

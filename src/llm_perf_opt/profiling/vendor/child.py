@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ResourceError
 from llm_perf_opt.core.run_folder import LEAST_FREE_BYTES
-from llm_perf_opt.core.urls import HIDDEN
+from llm_perf_opt.core.secrets import HIDDEN
 from llm_perf_opt.runners.child import MESSAGE_PREFIX
 
 _MAX_LINE = 1 << 20

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted, words_of
 from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, SHORT_GRACE_S, end
 from llm_perf_opt.core.run_folder import disk_error
 from llm_perf_opt.core.secrets import credentials_of
@@ -91,12 +91,9 @@ def _start(argv: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
     """Start a process in its own session, or raise a CaptureError."""
     try:
         return subprocess.Popen(list(argv), start_new_session=True, **options)  # noqa: S603 - an argv list, never a shell
-    except OSError as error:
-        raise CaptureError(
-            f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and executable."
-        ) from error
-    except ValueError as error:  # a null character, or text that is not Unicode
-        raise CaptureError(f"{argv[0]} cannot be started with its arguments: {error}.", "See cmd.txt of the pass.") from error
+    except (OSError, ValueError) as error:  # ValueError: arguments with a null character
+        fact = f"{argv[0]} cannot be started: {words_of(error)}."
+        raise CaptureError(fact, "Check that it is installed and executable.") from error
 
 
 def run_child(
@@ -125,13 +122,8 @@ def run_child(
             stderr=subprocess.STDOUT,
             env={**given, MARK: mark},
         )
-        running = _Running(
-            child,
-            Descendants(child.pid, mark),
-            LineReader(file, callbacks.on_message, credentials_of(argv, given)),
-            grace_s or GRACE_S,
-            callbacks.on_tick,
-        )
+        reader = LineReader(file, callbacks.on_message, credentials_of(argv, given))
+        running = _Running(child, Descendants(child.pid, mark), reader, grace_s or GRACE_S, callbacks.on_tick)
         stopped: LlmPerfError | None = None
         try:
             callbacks.on_start(child.pid)
