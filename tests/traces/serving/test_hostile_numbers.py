@@ -59,7 +59,8 @@ UNITS = (TIME, BYTES, BYTE_RATE, FLOP_RATE, SHARE)
 
 def numeric_places(text: str) -> list[tuple[Any, ...]]:
     """One place of each numeric field."""
-    values, found = json.loads(text), {}
+    values = json.loads(text)
+    found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for place in places(values):
         value = value_at(values, place)
         if isinstance(value, int | float) and not isinstance(value, bool):
