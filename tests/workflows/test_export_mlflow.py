@@ -13,7 +13,7 @@ import pytest
 from command import HANG_S, llm_perf
 from fleets import Made, made_run
 from llm_perf_opt.core.errors import ConfigError, ParseError
-from llm_perf_opt.workflows.export_mlflow import read_exported, without_password
+from llm_perf_opt.workflows.export_mlflow import read_exported
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -49,19 +49,6 @@ def test_a_run_is_recognized_after_it_was_moved(tmp_path: Path) -> None:
     first = read_exported(tmp_path / "a").identity
     (tmp_path / "a").rename(tmp_path / "moved")
     assert read_exported(tmp_path / "moved").identity == first != read_exported(tmp_path / "b").identity
-
-
-@pytest.mark.parametrize(
-    ("uri", "shown"),
-    [
-        ("postgresql://me:secret@host:5432/db", "postgresql://me:***@host:5432/db"),
-        ("https://me@host/path", "https://me@host/path"),
-        ("sqlite:///mlflow.db", "sqlite:///mlflow.db"),
-        ("http://[", "http://["),
-    ],
-)
-def test_messages_have_no_password(uri: str, shown: str) -> None:
-    assert without_password(uri) == shown
 
 
 def test_an_impossible_figure_is_not_exported(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from llm_perf_opt.cli import (
 from llm_perf_opt.cli.shared import WithCompletion, WithOverrides, debugging
 from llm_perf_opt.cli.signals import forget_interrupt
 from llm_perf_opt.core.errors import LlmPerfError, file_error, interrupted
+from llm_perf_opt.core.secrets import hidden
 from llm_perf_opt.core.terminal import indented, safe_streams
 
 BUG = "This is a bug in llm-perf"
@@ -133,8 +134,8 @@ def _main() -> None:
 
 def _end(error: Exception, fact: str, remedy: str, exit_code: int) -> NoReturn:
     if debugging():
-        traceback.print_exception(error)
-    print("error:", indented(fact), file=sys.stderr)
+        print(hidden("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    print("error:", indented(hidden(fact)), file=sys.stderr)
     if remedy:
-        print("  →", indented(remedy), file=sys.stderr)
+        print("  →", indented(hidden(remedy)), file=sys.stderr)
     sys.exit(exit_code)

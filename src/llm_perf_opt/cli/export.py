@@ -10,6 +10,7 @@ from llm_perf_opt.cli.completing import complete_run
 from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, verb_group
 
 if TYPE_CHECKING:
+    from llm_perf_opt.core.secrets import hidden
     from llm_perf_opt.workflows.export_mlflow import Exported
 
 app = verb_group("export", "Export runs to other programs.")
@@ -37,14 +38,14 @@ def mlflow(
     Needs the extra `mlflow`. A run that was exported before is not exported again.
     """
     note_debug(debug)
-    from llm_perf_opt.workflows.export_mlflow import export_runs, without_password
+    from llm_perf_opt.workflows.export_mlflow import export_runs
 
     report = (lambda _: None) if as_json else _print
     done = export_runs([Path(run) for run in runs], tracking_uri, experiment, replace=replace, report=report)
     if as_json:
         print_json(done)
     else:
-        print(f"MLflow: {without_password(tracking_uri)}, experiment {experiment}", file=sys.stderr)
+        print(f"MLflow: {hidden(tracking_uri)}, experiment {experiment}", file=sys.stderr)
 
 
 def _print(row: "Exported") -> None:

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, did_you_mean, interrupted, nearest
+from llm_perf_opt.core.secrets import hidden_argv
 from llm_perf_opt.core.terminal import json_text
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def write_page(out: Path, kind: str, data: Any, page: Callable[[], "Document"]) 
 
 
 def command_line() -> list[str]:
-    """Return the command line as typed; settings without a verb are those of `run`."""
-    words = sys.argv[1:]
+    """Return the command line as typed, for records: without credentials. Settings without a verb are those of `run`."""
+    words = hidden_argv(sys.argv[1:])
     return ["llm-perf", *(["run"] if words and _is_setting(words[0]) else []), *words]
 
 

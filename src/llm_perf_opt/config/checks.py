@@ -19,6 +19,7 @@ from llm_perf_opt.config.schema import (
 )
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.host import parse_cpu_list
+from llm_perf_opt.core.secrets import credentials_in
 from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.core.user_files import FOLDER_NAME
 
@@ -82,6 +83,7 @@ _ON_GPU = {
 def check(config: RunConfig) -> RunConfig:
     """Return the configuration, or raise for values out of range, unsafe names and contradictions."""
     _check_ranges(config)
+    _check_credentials(config)
     for key, name in (("experiment", config.experiment), ("model.name", config.model.name)):
         if not FOLDER_NAME.fullmatch(name):
             raise ConfigError(
@@ -96,6 +98,14 @@ def check(config: RunConfig) -> RunConfig:
     check_launcher(config.launcher)
     check_parallel(config)
     return with_engine_argument(config)
+
+
+def _check_credentials(config: RunConfig) -> None:
+    for key in credentials_in(dataclasses.asdict(config)):
+        raise ConfigError(
+            f"{key} looks like a credential, and config.yaml would keep it.",
+            "Set it in the environment of the engine instead (such as HF_TOKEN), or in a file that only you can read.",
+        )
 
 
 def _check_ranges(config: RunConfig) -> None:

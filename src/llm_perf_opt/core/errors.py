@@ -22,6 +22,8 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from llm_perf_opt.core.secrets import hidden
+
 _LEAST_PART = 3
 """Letters. A shorter word is part of too many names to suggest them."""
 _ALIKE, _ALIKE_SHORT, _SHORT_WORD = 0.5, 0.6, 4
@@ -37,14 +39,14 @@ def _cut(word: re.Match[str]) -> str:
 
 
 class LlmPerfError(Exception):
-    """What went wrong (`fact`) and what the user can do about it (`remedy`)."""
+    """What went wrong (`fact`) and what the user can do about it (`remedy`). Credentials in both are hidden."""
 
     exit_code = 1
 
     def __init__(self, fact: str, remedy: str = "") -> None:
-        super().__init__(fact, remedy)
-        self.fact = _LONG_WORD.sub(_cut, fact)
-        self.remedy = _LONG_WORD.sub(_cut, remedy)
+        self.fact = hidden(_LONG_WORD.sub(_cut, fact))
+        self.remedy = hidden(_LONG_WORD.sub(_cut, remedy))
+        super().__init__(self.fact, self.remedy)
 
     def __str__(self) -> str:
         return f"{self.fact}\n{self.remedy}" if self.remedy else self.fact
@@ -89,6 +91,12 @@ class Interrupted(LlmPerfError):  # noqa: N818 - not a failure
 def interrupted(error: KeyboardInterrupt, remedy: str) -> Interrupted:
     """Return the error for a KeyboardInterrupt: Ctrl-C, or the signal that its message names."""
     return Interrupted(str(error) or "Interrupted.", remedy)
+
+
+def unexpected(defect: Exception) -> LlmPerfError:
+    """Return what run.json records of an exception that nothing expected."""
+    said = " ".join(str(defect).split())[:300]
+    return LlmPerfError(f"The run ended with {type(defect).__name__}: {said}", "--debug shows where.")
 
 
 def unreported(error: KeyboardInterrupt | Interrupted, run: Path, earlier: LlmPerfError | None = None) -> Interrupted:

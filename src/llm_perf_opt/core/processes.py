@@ -26,6 +26,17 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
+def argument_problem(text: str) -> str:
+    """Return why a text from a file or a server cannot be given to a program as an argument; empty if it can.
+
+    A program would read a leading dash as an option, and a newline or another control character may end a line of its log.
+    """
+    if text.startswith("-"):
+        return "a program would read it as an option"
+    odd = next((char for char in text if not char.isprintable()), "")
+    return f"it contains the character U+{ord(odd):04X}" if odd else "" if text.strip() else "it is empty"
+
+
 def ask(argv: Sequence[str], timeout_s: float = 15.0, *, whatever_code: bool = False) -> str | None:
     """Return the output of a short command, or None if it is missing, fails or hangs.
 

@@ -15,6 +15,7 @@ from llm_perf_opt.core.errors import ParseError, ResourceError, file_error, word
 from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.inside import PRIVATE, SHARED, check_links, disk_error, make_folder, new_folder, restrict, root_of, write
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
+from llm_perf_opt.core.secrets import hidden_argv
 from llm_perf_opt.core.user_files import COMPRESSED, TooLargeError, check_folder, present, read_text, read_unpacked
 from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_plain
 
@@ -263,8 +264,9 @@ class RunFolder(OwnFolder):
         return manifest
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Replace run.json."""
-        self.write_record(self.manifest_file, manifest)
+        """Replace run.json. Credentials in its commands are hidden."""
+        passes = tuple(replace(entry, argv=tuple(hidden_argv(entry.argv))) for entry in manifest.passes)
+        self.write_record(self.manifest_file, replace(manifest, command=tuple(hidden_argv(manifest.command)), passes=passes))
 
     def update_pass(self, entry: PassRecord) -> None:
         """Replace or add the entry of a pass in run.json."""

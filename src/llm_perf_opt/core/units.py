@@ -24,12 +24,36 @@ SHARE: tuple[Scale, ...] = ((0.01, "%"),)
 DIGITS = 4
 _LEAST = 1e-4
 """In the smallest unit. Smaller numbers are shown as `< 0.0001`."""
+_MOST = 1e15
+"""In the largest unit. Larger numbers have an exponent instead of rows of digits."""
+_MOST_DIGITS = 40
+"""Of a whole number that is shown with all of them."""
+
+
+def as_float(value: float) -> float:
+    """Return a number as a float: an integer beyond all floats becomes infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _extreme(value: float, digits: int) -> str:
+    """Return the text of a number that no unit fits: not a number, infinite, or beyond `_MOST`; empty for any other."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:.{digits - 1}e}" if abs(value) >= _MOST else ""
 
 
 def significant(value: float, digits: int = DIGITS) -> str:
     """Return a number with `digits` significant digits, with an exponent only if it is very small or very large."""
+    value = as_float(value)
     if value == 0:
         return "0"
+    if extreme := _extreme(value, digits):
+        return extreme
     if not 1e-4 <= abs(value) < 1e9:
         return f"{value:.{digits - 1}e}"
     return _plain(value, digits)
@@ -37,15 +61,17 @@ def significant(value: float, digits: int = DIGITS) -> str:
 
 def scale_of(value: float, scales: tuple[Scale, ...], digits: int = DIGITS) -> Scale:
     """Return the largest unit in which the rounded value is at least one, or the smallest unit."""
-    rounded = abs(float(f"{value:.{digits - 1}e}"))  # 999.96 µs is 1.000 ms
+    rounded = abs(float(f"{as_float(value):.{digits - 1}e}"))  # 999.96 µs is 1.000 ms
     return next((scale for scale in scales if rounded >= scale[0]), scales[-1])
 
 
 def in_unit(value: float, scale: Scale, digits: int = DIGITS) -> str:
-    """Return the number in a unit, without the unit and without an exponent; an integer in the base unit has no decimals."""
-    number = value / scale[0]
+    """Return the number in a unit, without the unit; an integer in the base unit has no decimals. No exponent below 10^15."""
+    number = as_float(value) / scale[0]
     if number == 0:
         return "0"
+    if extreme := _extreme(number, digits):
+        return extreme
     if abs(number) < _LEAST:
         return f"{'>' if number < 0 else '<'} {'-' if number < 0 else ''}{_LEAST:.4f}"
     if scale[0] == 1.0 and number == round(number) and abs(number) < 10**digits:
@@ -72,7 +98,8 @@ def durations(low_ns: float, high_ns: float, digits: int = DIGITS, *, around_ns:
 
 def counted(number: int, word: str) -> str:
     """Return a number of things: 1 run, 2,000 runs."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+    shown = f"{number:,}" if abs(number) < 10**_MOST_DIGITS else significant(number)
+    return f"{shown} {word}{'' if number == 1 else 's'}"
 
 
 def _plain(value: float, digits: int) -> str:
@@ -83,12 +110,17 @@ def _plain(value: float, digits: int) -> str:
 
 def percentage(share: float, decimals: int = 0, *, signed: bool = False) -> str:
     """Return a share in percent: 50 %, or with a sign +4.0 %."""
-    return f"{share * 100:{'+' if signed else ''}.{decimals}f} %"
+    percent = as_float(share) * 100
+    extreme = _extreme(percent, DIGITS)
+    if extreme:
+        return f"{'+' if signed and percent > 0 else ''}{extreme} %"
+    return f"{percent:{'+' if signed else ''}.{decimals}f} %"
 
 
 def byte_count(number: int) -> str:
     """Return a size in bytes with one decimal in the unit that fits."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= 0.99995 * size:  # a value that rounds up to the next unit is shown in it
-            return f"{number / size:.1f} {unit}"
-    return f"{number} bytes"
+            in_size = as_float(number) / size
+            return f"{_extreme(in_size, DIGITS) or f'{in_size:.1f}'} {unit}"
+    return f"{number} bytes" if abs(number) < _MOST else f"{significant(number)} bytes"

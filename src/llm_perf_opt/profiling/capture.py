@@ -11,7 +11,7 @@ from llm_perf_opt.config.composition import Composed, config_to_yaml
 from llm_perf_opt.config.parallel import ranks_of
 from llm_perf_opt.config.passes import known_passes, planned_passes
 from llm_perf_opt.config.runtimes import runtime_named
-from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ResourceError, interrupted
+from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ResourceError, interrupted, unexpected
 from llm_perf_opt.core.processes import uninterrupted
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, PassStatus, RunStatus
 from llm_perf_opt.core.run_folder import RunFolder
@@ -58,6 +58,9 @@ def fill(
         error = raised
     except KeyboardInterrupt as stopped:
         error = interrupted(stopped, "What was captured so far is kept.")
+    except Exception as defect:
+        _close(plan, unexpected(defect))  # the run has ended, whatever happened
+        raise
     try:
         with uninterrupted():
             error = _close(plan, error)

@@ -12,6 +12,7 @@ from llm_perf_opt.config.schema import ProfilingConfig, RunConfig
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.secrets import NOTE, hidden_argv
 from llm_perf_opt.profiling.provenance import packages
 from llm_perf_opt.profiling.requested_metrics import on_gpu
 from llm_perf_opt.profiling.vendor.child import OnMessage, OnTick, no_tick
@@ -192,8 +193,10 @@ Check = Callable[[LlmPerfError | None], PassOutcome]
 
 
 def begin_pass(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
-    """Create the folder of the pass and write its command there."""
-    folder.write(folder.command_file(name), (shlex.join(argv) + "\n").encode(errors="surrogateescape"))
+    """Create the folder of the pass and write its command there, without credentials."""
+    shown = hidden_argv(argv)
+    lines = [shlex.join(shown), *([NOTE] if shown != list(argv) else []), ""]
+    folder.write(folder.command_file(name), "\n".join(lines).encode(errors="surrogateescape"))
 
 
 def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:

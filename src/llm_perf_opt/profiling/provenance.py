@@ -17,14 +17,13 @@ from llm_perf_opt.core.git import Git
 from llm_perf_opt.core.git_changes import changes
 from llm_perf_opt.core.host import available_memory_bytes, cluster_node, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
 from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.secrets import hidden, secret_variable
 from llm_perf_opt.core.topology import cpu_layout, numa_nodes
 from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml, read, text_of
 from llm_perf_opt.runners.measure.gpu_topology import connections, gpus
 
 PACKAGES = ("hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil")
 """Recorded with every run, in addition to those of the runtimes."""
-_SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH", "JWT")
-"""A variable whose name contains one of these is never recorded."""
 _ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "GOMP_", "NCCL_", "TRITON_")
 _GIT_S = 15.0
 """Time limit of each git command; a repository of 100,000 files takes about a second."""
@@ -60,11 +59,11 @@ def environment(device_index: int) -> dict[str, Any]:
 
 
 def _variables(prefixes: tuple[str, ...], names: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return environment variables by prefix or name, without secrets."""
+    """Return environment variables by prefix or name, without credentials: neither named ones nor parts of values."""
     return {
-        name: value
+        name: hidden(value)
         for name, value in sorted(os.environ.items())
-        if (name.startswith(prefixes) or name in names) and not any(word in name.upper() for word in _SECRETS)
+        if (name.startswith(prefixes) or name in names) and not secret_variable(name)
     }
 
 

@@ -1,12 +1,12 @@
 """Findings and their trials: as blocks of a report, for the terminal, as JSON."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analysis.trace.document import OVERLAP, UNPROFILED, BudgetTable, Finding, TraceAnalysis
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.secrets import shown_command
 from llm_perf_opt.core.units import durations
 from llm_perf_opt.report.document import Advice, AdviceCards, Banner, Block, Cell, Column, Item, Paragraph, Table, cell, numbers
 from llm_perf_opt.report.terminal import block_text
@@ -196,7 +196,7 @@ def changed_command(overrides: Sequence[str], command: Sequence[str]) -> str:
         return ""
     replaced = [f"{override.partition('=')[0]}=" for override in overrides]
     kept = [word for word in command[2:] if not word.lstrip("+").startswith((*replaced, *_FOLDERS))]
-    return shlex.join(["llm-perf", "run", *overrides, *kept])  # what changes comes first: lines may be long
+    return shown_command(["llm-perf", "run", *overrides, *kept])  # what changes comes first: lines may be long
 
 
 def request_words(finding: Finding, source: FindingSource) -> str:

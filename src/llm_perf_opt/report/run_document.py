@@ -1,6 +1,5 @@
 """The report of a run, rendered as report.html and report.md: the summary first, then the details."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from llm_perf_opt.analysis.trace.document import ON_CPU, TraceAnalysis
 from llm_perf_opt.core.machine_records import Telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, TorchPass
 from llm_perf_opt.core.run_status import status_of
+from llm_perf_opt.core.secrets import shown_command
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, budget_of, roofline
 from llm_perf_opt.report.charts import Figure, icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
 from llm_perf_opt.report.document import (
@@ -343,10 +343,10 @@ def _definitions(analysis: RunAnalysis) -> Section:
 
 def _repeat(analysis: RunAnalysis) -> Section:
     command = analysis.manifest.command
-    blocks: list[Block] = [Paragraph("The run:"), Code(shlex.join(command))]
+    blocks: list[Block] = [Paragraph("The run:"), Code(shown_command(command))]
     if has_option(command, "--point"):
         blocks.append(Paragraph("A point that is complete is not run again: move or remove its folder first."))
     blocks += [Paragraph("To regenerate the reports from the run folder:"), Code("llm-perf report RUN")]
-    passes = [Item(f"{entry.name}:", shlex.join(entry.argv)) for entry in analysis.manifest.passes if entry.argv]
+    passes = [Item(f"{entry.name}:", shown_command(entry.argv)) for entry in analysis.manifest.passes if entry.argv]
     blocks += [Paragraph("The command of each pass:"), Items(passes, "commands")] if passes else []
     return Section("repeat", "To repeat", blocks)

@@ -1,6 +1,5 @@
 """The report of a server under load, and its summary for stakeholders."""
 
-import shlex
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.serving.breakdown import ModelSteps, RequestParts
@@ -11,6 +10,7 @@ from llm_perf_opt.analysis.serving.requests import LATENCIES
 from llm_perf_opt.analysis.serving.serving_analysis import ServingAnalysis
 from llm_perf_opt.analysis.stats import PERCENTILE_METHOD
 from llm_perf_opt.core.records import Maybe
+from llm_perf_opt.core.secrets import shown_command
 from llm_perf_opt.core.serving_records import ServerFacts
 from llm_perf_opt.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY
 from llm_perf_opt.report.document import (
@@ -299,7 +299,7 @@ def _setup(found: ServingAnalysis) -> list[Block]:
     definitions = [Item(f"{entry.label}:", f"{entry.definition}.") for entry in LATENCIES]
     blocks: list[Block] = [Items(items)]
     if server is not None and server.argv:
-        blocks.append(Code(shlex.join(server.argv)))
+        blocks.append(Code(shown_command(server.argv)))
     return [*blocks, Paragraph("Definitions", "heading"), Items(definitions)]
 
 

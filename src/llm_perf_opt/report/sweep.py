@@ -18,6 +18,7 @@ from llm_perf_opt.analysis.sweep import (
     swept_keys,
 )
 from llm_perf_opt.core.records import Distribution, Maybe, Missing
+from llm_perf_opt.core.secrets import shown_command
 from llm_perf_opt.core.units import counted
 from llm_perf_opt.report.document import (
     Block,
@@ -195,7 +196,7 @@ def sweep_document(found: SweepReport) -> Document:
         Section("bounds", "What bounds each point", [_bounds(found.rows)]),
         Section("parameters", "Swept parameters", _parameters(found.rows)),
         Section("definitions", "Definitions", [Items(_DEFINITIONS)]),
-        Section("repeat", "To repeat", [Code(shlex.join(found.command)), *_resume(found, len(found.rows) - found.complete)]),
+        Section("repeat", "To repeat", [Code(shown_command(found.command)), *_resume(found, len(found.rows) - found.complete)]),
     ]
     return Document(f"Sweep {found.name}", subtitle, notice, sections)
 

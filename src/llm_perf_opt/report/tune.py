@@ -7,6 +7,7 @@ from llm_perf_opt.analysis.tuning.calibration import COVERAGE, FEWEST, calibrati
 from llm_perf_opt.analysis.tuning.goals import GOALS
 from llm_perf_opt.analysis.tuning.records import ALREADY, StageDistance, Step, TuneResult
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.secrets import shown_command
 from llm_perf_opt.core.units import durations, percentage
 from llm_perf_opt.report.document import (
     Block,
@@ -176,7 +177,7 @@ def _best(found: TuneResult) -> list[Block]:
 
 def _command(found: TuneResult) -> list[Block]:
     if found.command:
-        return [Code(shlex.join(found.command))]
+        return [Code(shown_command(found.command))]
     return [
         Unavailable(
             "Command:",

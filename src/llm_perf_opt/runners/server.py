@@ -6,7 +6,6 @@
 import argparse
 import os
 import runpy
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.config.serving import ServerCommand
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.core.missing import Missing
+from llm_perf_opt.core.secrets import hidden_argv, shown_command
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.runners.base import ServerRequest
 from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send
@@ -107,14 +107,14 @@ def main() -> None:
     argv = [sys.executable, "-m", command.module, *command.arguments]
     send(
         "server",
-        argv=argv,
+        argv=hidden_argv(argv),
         model=command.model,
         tokenizer=command.tokenizer,
         version=command.version,
         notes=list(command.notes),
         random_ids=command.random_ids,
     )
-    print(shlex.join(argv), flush=True)
+    print(shown_command(argv), flush=True)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = [command.module, *command.arguments]
     runpy.run_module(command.module, run_name="__main__", alter_sys=True)

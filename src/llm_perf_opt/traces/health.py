@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from llm_perf_opt.core.secrets import hidden
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.traces.events import MOST_NS, Bool, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
 from llm_perf_opt.traces.graph_capture import graph_captures, while_capturing
@@ -122,7 +123,7 @@ def _distinct(most: int, *columns: Int64 | Int32) -> int:
 
 def _another_run(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
     command = trace.facts.get("command", "")
-    if expected.command and command and expected.command not in command:
+    if expected.command and command and hidden(expected.command) not in command:
         what = f"the trace is from another run: its command is `{command}`, not `{expected.command}`"
         yield TraceProblem("another_run", what, fatal=True, remedy="Give the report that belongs to this run.")
     started = trace.facts.get("started_utc_ns", "")

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import io
-import math
 import re
 import zlib
 from collections import Counter
@@ -17,6 +16,7 @@ from llm_perf_opt.core.errors import ParseError, words_of
 from llm_perf_opt.core.machine_records import CounterProblem
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.core.value_limits import number_in
 
 Decimal = Literal[".", ","]
 
@@ -93,7 +93,7 @@ def _bare(cell: str) -> str:
 
 def _finite(text: str) -> Maybe[float]:
     value = float(text)
-    return value if math.isfinite(value) else Missing(f"{text[:40]} is larger than any counter")
+    return value if number_in(value) is not None else Missing(f"{text[:40]} is larger than any counter")
 
 
 # --- units ------------------------------------------------------------------------------------------------------------

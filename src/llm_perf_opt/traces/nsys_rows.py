@@ -1,12 +1,12 @@
 """Parts of an nsys export other than its events: devices, facts, GPU metrics; checks of rows; messages of nsys."""
 
 import re
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from llm_perf_opt.core.secrets import shown_command
 from llm_perf_opt.traces.events import DeviceSamples, DeviceWork, Int64, TraceProblem, is_beyond_clocks
 from llm_perf_opt.traces.sqlite_tables import Database, Integer, IntegerTable
 
@@ -82,7 +82,7 @@ def _capture(database: Database) -> dict[str, str]:
         elif name == "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE":
             facts["graph_trace"] = str(value)
     if command:
-        facts["command"] = shlex.join([command, *[arguments[place] for place in sorted(arguments)]])
+        facts["command"] = shown_command([command, *[arguments[place] for place in sorted(arguments)]])
     return facts
 
 

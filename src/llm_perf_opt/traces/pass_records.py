@@ -8,12 +8,12 @@ import msgspec
 
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.engine_records import EngineMemory
-from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.errors import ParseError, words_of
 from llm_perf_opt.core.machine_records import CpuSample, ExporterReading, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, ModelFacts, TorchPass, Workload
 from llm_perf_opt.core.run_folder import read_record
 from llm_perf_opt.core.user_files import open_unpacked
-from llm_perf_opt.core.value_limits import check_plain
+from llm_perf_opt.core.value_limits import check_json, check_plain, number_in
 from llm_perf_opt.core.vision_records import VisionInput
 
 LONGEST_NS = 2**63 - 1
@@ -53,7 +53,7 @@ def read_torch_pass(path: Path) -> TorchPass:
 def _flaws(timings: CleanTimings) -> Iterator[str]:
     yield from _workload_flaws(timings.workload)
     yield from _model_flaws(timings.model)
-    if not (math.isfinite(timings.load_s) and timings.load_s >= 0):
+    if number_in(timings.load_s) is None or timings.load_s < 0:
         yield f"the model was loaded in {timings.load_s} s"
     yield from _memory_flaws(timings.memory)
     yield from _reserved_flaws(timings.runtime.memory if timings.runtime else None)
@@ -112,7 +112,7 @@ def _reserved_flaws(memory: EngineMemory | None) -> Iterator[str]:
     for value in (memory.cache_tokens, memory.cache_bytes, memory.needed_tokens, memory.needed_bytes, weights):
         if not isinstance(value, Missing) and not 0 <= value <= MOST_BYTES:
             yield f"a size of the engine's memory is {_short(value)}"
-    if not isinstance(memory.share, Missing) and not (math.isfinite(memory.share) and 0 <= memory.share <= 1):
+    if not isinstance(memory.share, Missing) and not 0 <= memory.share <= 1:
         yield f"the engine may use {memory.share} of the device's memory"
 
 
@@ -127,7 +127,7 @@ def _host_flaws(timings: CleanTimings) -> Iterator[str]:
             if not isinstance(value, Missing) and not 0 <= value <= _MOST:
                 yield f"a figure of the load of the host is {_short(value)}"
         for seconds in (host.others_before, host.others_before_s):
-            if not isinstance(seconds, Missing) and not (math.isfinite(seconds) and seconds >= 0):
+            if not isinstance(seconds, Missing) and (number_in(seconds) is None or seconds < 0):
                 yield f"a figure of the load of the host is {seconds}"
     quantized = timings.model.weights.quantized if timings.model.weights else None
     if quantized is not None and not all(
@@ -194,9 +194,10 @@ def read_telemetry(path: Path) -> Telemetry:
         if line == b"\n":
             continue
         try:
+            check_json(line)
             record = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ParseError(f"{path}, line {number}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise ParseError(f"{path}, line {number}: {words_of(error)}") from error
         header = record.header or header
         if record.gpu:
             gpu.append(record.gpu)

@@ -3,13 +3,13 @@
 https://prometheus.io/docs/instrumenting/exposition_formats/ defines the format.
 """
 
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.core.value_limits import number_in
 
 MOST_BYTES = 4 * 2**20
 MOST_LINE_CHARS = 2**20
@@ -29,7 +29,7 @@ class PrometheusText:
     """The content of one file."""
 
     series: dict[str, float]
-    """`NAME{labels}` → value. Values that are not finite are left out."""
+    """`NAME{labels}` → value. Values that are not finite, or beyond what 64 bits hold, are left out."""
     kinds: dict[str, str] = field(default_factory=dict)
     """NAME → counter, gauge, …, as far as the file says."""
     note: str = ""
@@ -71,7 +71,7 @@ def parse_prometheus(text: str) -> PrometheusText:
             odd += 1
         elif len(series) >= MOST_SERIES:
             more += 1
-        elif math.isfinite(value):
+        elif number_in(value) is not None:
             series[f"{sample[1]}{{{sample[2]}}}" if sample[2] else sample[1]] = value
     notes = [f"{odd} lines are not samples"] if odd else []
     notes += [f"only the first {MOST_SERIES} of {MOST_SERIES + more} series are kept"] if more else []

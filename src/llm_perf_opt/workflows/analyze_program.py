@@ -1,6 +1,5 @@
 """The analysis of a program that `llm-perf exec` ran: its passes, its kernels with their counters, its NVTX regions."""
 
-import shlex
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from llm_perf_opt.core.host_records import ProgramProfile
 from llm_perf_opt.core.machine_records import CounterReport
 from llm_perf_opt.core.records import NO_FORMULA, Manifest, Maybe, Missing, OperatorRow
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.secrets import shown_command
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import byte_count
 from llm_perf_opt.core.warnings import RunWarning
@@ -162,7 +162,7 @@ def program_document(found: ProgramAnalysis) -> Document:
         Section("regions", "NVTX regions", when_known("Regions:", found.regions, lambda _: [Paragraph("See regions.md.")])),
         Section("environment", "Environment", when_known("Environment:", found.env or _NO_ENV, _machine)),
     ]
-    return Document(shlex.join(found.manifest.command), "", "", sections)
+    return Document(shown_command(found.manifest.command), "", "", sections)
 
 
 def _machine(env: dict[str, Any]) -> list[Block]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from llm_perf_opt.analysis.comparison.facts import flatten
 from llm_perf_opt.analysis.fleet import FleetRun
@@ -17,6 +16,7 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError, ResourceError, words_of
 from llm_perf_opt.core.records import CleanTimings, Metric, Missing
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.secrets import hidden_value
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.fleet_reading import digest, facts_of_run
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -81,7 +81,7 @@ def read_exported(path: Path) -> ExportedRun:
         started_ms=started,
         ended_ms=started + round(seconds * 1000),
         status="FINISHED" if run.manifest.status == "complete" else "FAILED",
-        parameters={_name(key): _value(value) for key, value in flatten(found.config).items()},
+        parameters={_name(key): _value(hidden_value(key, value)) for key, value in flatten(found.config).items()},
         metrics={} if found.impossible else _metrics(found),
         tags=_tags(row, found),
         files=_files(run.folder),
@@ -212,18 +212,7 @@ def _reported(failures: tuple[type[Exception], ...], uri: str) -> Iterator[None]
     except BrokenPipeError:  # of our own output
         raise
     except failures as error:
-        said = words_of(error).replace(uri, without_password(uri))
-        raise ResourceError(f"MLflow at {without_password(uri)}: {said}", "Check --tracking-uri and its permissions.") from error
-
-
-def without_password(uri: str) -> str:
-    """Return a URI for messages, with its password replaced."""
-    try:
-        place = urlsplit(uri).netloc
-    except ValueError:  # no URI
-        return uri
-    user, at, host = place.rpartition("@")
-    return uri.replace(place, f"{user.partition(':')[0]}:***{at}{host}", 1) if ":" in user else uri
+        raise ResourceError(f"MLflow at {uri}: {words_of(error)}", "Check --tracking-uri and its permissions.") from error
 
 
 def _experiment(client: Any, name: str, uri: str) -> str:

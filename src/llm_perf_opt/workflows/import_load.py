@@ -16,6 +16,7 @@ from llm_perf_opt.core.inside import copy, disk_error, make_folder, remove_if_po
 from llm_perf_opt.core.missing import Missing
 from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, load_name
 from llm_perf_opt.core.run_folder import RunFolder, there
+from llm_perf_opt.core.secrets import hidden_json, without_password
 from llm_perf_opt.core.serving_records import (
     METRICS_FILE,
     POINT_FILE,
@@ -24,6 +25,7 @@ from llm_perf_opt.core.serving_records import (
     MetricsSample,
     ServerFacts,
 )
+from llm_perf_opt.core.user_files import read_bytes
 from llm_perf_opt.traces.serving.aiperf import summary_of
 from llm_perf_opt.traces.serving.json_files import head_of
 from llm_perf_opt.traces.serving.load_file import AIPERF_SUMMARY, read_load
@@ -128,7 +130,7 @@ def _server(loads: Sequence[_Load]) -> ServerFacts:
     if len(urls) > 1:
         raise ConfigError(f"The files are about different servers: {', '.join(urls[:5])}.", "Import each server on its own.")
     notes = ("imported: what is known about the server comes from the files of the load generator",)
-    return ServerFacts("".join(urls), "".join(models) or "server", notes=notes)
+    return ServerFacts(without_password("".join(urls)), "".join(models) or "server", notes=notes)
 
 
 def _fill(folder: RunFolder, loads: Sequence[_Load], points: Sequence[LoadPoint], facts: ServerFacts) -> None:
@@ -153,8 +155,19 @@ def _keep(folder: RunFolder, file: Path, place: Path, kept: dict[Path, Path]) ->
             continue
         target = place / source.name
         if source not in kept or not _linked(folder, kept[source], target):
-            copy(folder.path, source, target)
+            _copy(folder, source, target)
         kept.setdefault(source, target)
+
+
+def _copy(folder: RunFolder, source: Path, target: Path) -> None:
+    """Copy a file; one with the generator's settings without the credentials in them."""
+    if source.suffix == ".json":
+        text = read_bytes(source).decode(errors="surrogateescape")
+        shown = hidden_json(text)
+        if shown != text:
+            folder.write(target, shown.encode(errors="surrogateescape"))
+            return
+    copy(folder.path, source, target)
 
 
 def _linked(folder: RunFolder, source: Path, target: Path) -> bool:

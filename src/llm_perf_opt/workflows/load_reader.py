@@ -1,6 +1,5 @@
 """Read the loads of a serving run: each `raw/load_NN/` with its point.json and the files that this names."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +16,7 @@ from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.core.serving_records import POINT_FILE, LoadPoint, LoadRecords
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
 from llm_perf_opt.core.user_files import present
+from llm_perf_opt.core.value_limits import number_in
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.open_trace import read_trace
 from llm_perf_opt.traces.serving.json_files import LATEST_NS
@@ -38,7 +38,7 @@ def read_points(folder: RunFolder) -> list[tuple[Path, LoadPoint]]:
 
 def _point(folder: Path) -> LoadPoint:
     found = read_record(present(folder / POINT_FILE), LoadPoint)
-    if not math.isfinite(found.asked) or found.asked <= 0:
+    if number_in(found.asked) is None or found.asked <= 0:
         raise ParseError(f"{folder / POINT_FILE} has an impossible load: {found.asked}.", "The file is damaged, or was edited.")
     return found
 

@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.serving.outcome import verdict
 from llm_perf_opt.analysis.serving.slo import recorded_slo
 from llm_perf_opt.config.composition import config_to_yaml
 from llm_perf_opt.config.serving import LoadRequest
-from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, interrupted
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, interrupted, unexpected
 from llm_perf_opt.core.inside import make_folder
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord, load_name
@@ -60,6 +60,9 @@ def capture_serving(prepared: Prepared, folder: RunFolder, command: Sequence[str
         error = raised
     except KeyboardInterrupt as stopped:
         error = interrupted(stopped, "What was captured so far is kept.")
+    except Exception as defect:
+        _close(folder, unexpected(defect), captured=capture.captured)  # the run has ended, whatever happened
+        raise
     return _close(folder, error or capture.first_error, captured=capture.captured)
 
 

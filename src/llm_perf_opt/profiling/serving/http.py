@@ -10,10 +10,11 @@ import urllib.request
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from llm_perf_opt.config.serving import COMPLETIONS, LOOPBACK, MODELS
 from llm_perf_opt.core.errors import CaptureError, ConfigError, ResourceError
+from llm_perf_opt.core.processes import argument_problem
+from llm_perf_opt.core.urls import parsed_url
 
 _MOST_BYTES = 16 * 2**20
 """The largest answer that is read."""
@@ -137,15 +138,14 @@ def _rest(error: urllib.error.HTTPError) -> bytes:
 
 def check_url(url: str) -> str:
     """Return the address of a server without its path, or raise a ConfigError."""
-    parts = urlsplit(url)
     try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        parts = parsed_url(url)
+    except ConfigError as error:
+        raise ConfigError(f"--url: {error.fact}", "Write --url http://HOST:PORT.") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--url {url} is not the address of a server.", "Write --url http://HOST:PORT.")
-    if parts.username or parts.query or parts.path.strip("/") not in ("", "v1"):
-        raise ConfigError(f"--url {url}: expected the address alone.", "Write --url http://HOST:PORT, without a path.")
+    if "@" in parts.netloc or parts.query or parts.fragment or parts.path.strip("/") not in ("", "v1"):
+        raise ConfigError(f"--url {url}: expected the address alone.", "Write --url http://HOST:PORT, without user and path.")
     return f"{parts.scheme}://{parts.netloc}"
 
 
@@ -194,11 +194,12 @@ def served_model(url: str, wanted: str | None = None) -> ServedModel:
 
 
 def _model(entry: dict[str, Any]) -> ServedModel:
+    name = str(entry["id"])
+    if problem := argument_problem(name):
+        raise ResourceError(f"The server's model {name[:100]!r} cannot be used: {problem}.", "Rename it on the server.")
     context = entry.get("max_model_len")
     known = isinstance(context, int) and not isinstance(context, bool) and context > 0
-    return ServedModel(
-        str(entry["id"]), str(entry.get("owned_by") or ""), str(entry.get("root") or ""), context if known else None
-    )
+    return ServedModel(name, str(entry.get("owned_by") or ""), str(entry.get("root") or ""), context if known else None)
 
 
 def check_lengths(model: ServedModel, prompt_tokens: int, new_tokens: int) -> None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted, words_of
 from llm_perf_opt.core.inside import PRIVATE, disk_error, open_new, open_to_append
 from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, SHORT_GRACE_S, end
+from llm_perf_opt.core.secrets import credentials_of
 from llm_perf_opt.profiling.vendor.child import (
     MARK,
     TICK_S,
@@ -91,10 +92,9 @@ def _start(argv: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
     """Start a process in its own session, or raise a CaptureError."""
     try:
         return subprocess.Popen(list(argv), start_new_session=True, **options)  # noqa: S603 - an argv list, never a shell
-    except OSError as error:
-        raise CaptureError(
-            f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and executable."
-        ) from error
+    except (OSError, ValueError) as error:  # ValueError: arguments with a null character
+        fact = f"{argv[0]} cannot be started: {words_of(error)}."
+        raise CaptureError(fact, "Check that it is installed and executable.") from error
 
 
 def run_child(
@@ -114,17 +114,17 @@ def run_child(
     """
     begun = time.monotonic()
     mark = new_mark()
+    given = environment or child_environment()
     with open_to_append(log.parent, log, PRIVATE) as file:
         child = _start(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**(environment or child_environment()), MARK: mark},
+            env={**given, MARK: mark},
         )
-        running = _Running(
-            child, Descendants(child.pid, mark), LineReader(file, callbacks.on_message), grace_s or GRACE_S, callbacks.on_tick
-        )
+        reader = LineReader(file, callbacks.on_message, credentials_of(argv, given))
+        running = _Running(child, Descendants(child.pid, mark), reader, grace_s or GRACE_S, callbacks.on_tick)
         stopped: LlmPerfError | None = None
         try:
             callbacks.on_start(child.pid)

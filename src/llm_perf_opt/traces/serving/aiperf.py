@@ -4,7 +4,6 @@ The times of a record are unix nanoseconds. Its `request_latency` ends with the 
 includes closing the request and is used only for failed requests.
 """
 
-import math
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import Arrival, LoadKind, LoadRecords, ServedRequest
 from llm_perf_opt.core.units import counted
+from llm_perf_opt.core.value_limits import number_in
 from llm_perf_opt.traces.serving.json_files import (
     NOT_FINISHED,
     NULL,
@@ -37,6 +37,7 @@ NAME = "AIPerf"
 SUMMARY_ENDING = "_aiperf.json"
 """AIPerf writes PREFIX.jsonl and PREFIX_aiperf.json."""
 _MS = 1e6
+_LONGEST_MS = 1e12
 _OWN = {
     "ttft": "time_to_first_token",
     "tpot": "inter_token_latency",
@@ -170,9 +171,10 @@ def _number(record: _Record, key: str) -> Any:
 
 
 def _milliseconds(value: Any, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value < 1e12:
+    number = number_in(value, _LONGEST_MS)
+    if number is None or number < 0:
         raise ValueError(f"{key} is {str(value)[:40]}, which is not a time in milliseconds")
-    return round(value * _MS)
+    return round(number * _MS)
 
 
 def _arrivals(record: _Record, first_ns: int) -> tuple[int, ...]:

@@ -16,10 +16,13 @@ from llm_perf_opt.traces.serving.json_files import (
     Kept,
     checked_ns,
     count_of,
+    load_number,
     ns_of,
+    number_of,
     plain,
     read_json,
     refused,
+    seconds_of,
     statistics_of,
     text_of,
 )
@@ -72,7 +75,10 @@ def read_bench_serve(path: Path, cut_short: bool = False) -> list[LoadRecords]:
             raise refused(path, f"request {number}", error) from error
         kept.add(len(request.token_ns), request.error)
     requests.sort(key=lambda request: request.sent_ns)
-    asked, kind, arrival = _load_of(found)
+    try:
+        asked, kind, arrival = _load_of(found)
+    except ValueError as error:
+        raise refused(path, "its load", error) from error
     return [
         LoadRecords(
             generator=NAME,
@@ -83,7 +89,7 @@ def read_bench_serve(path: Path, cut_short: bool = False) -> list[LoadRecords]:
             own=_own(path, found),
             clock="monotonic" if found.start_times else "none",
             model=text_of(found.model_id),
-            duration_s=found.duration,
+            duration_s=seconds_of(found.duration),
         )
     ]
 
@@ -115,11 +121,11 @@ def _request(found: _Result, number: int) -> ServedRequest:
 def _load_of(found: _Result) -> tuple[Maybe[float], LoadKind, Maybe[Arrival]]:
     """Return the asked load. An infinite rate sends everything at once, or as fast as the concurrency allows."""
     rate = found.request_rate
-    if isinstance(rate, float | int) and math.isfinite(rate) and rate > 0:
-        return float(rate), "rate", _gaps(found.burstiness)
+    if isinstance(rate, float | int) and 0 < rate < math.inf:
+        return load_number(rate, "request_rate"), "rate", _gaps(found.burstiness)
     if found.max_concurrency:
-        return float(found.max_concurrency), "concurrency", "closed"
-    return float(found.num_prompts), "concurrency", "burst"
+        return load_number(found.max_concurrency, "max_concurrency"), "concurrency", "closed"
+    return load_number(found.num_prompts, "num_prompts"), "concurrency", "burst"
 
 
 def _gaps(burstiness: float | msgspec.UnsetType | None) -> Maybe[Arrival]:
@@ -133,12 +139,11 @@ def _own(path: Path, found: _Result) -> dict[str, dict[str, float]]:
     figures = read_json(path, _Figures)
 
     def number(key: str) -> float | None:
-        value = plain(path, getattr(figures, key))
-        return float(value) if isinstance(value, int | float) else None
+        return number_of(plain(path, getattr(figures, key)))
 
     own = {}
     for key, name in _OWN.items():
         own[key] = statistics_of({statistic: number(form.format(name)) for statistic, form in _STATISTICS.items()}, _MS)
-    own["request_rate"] = statistics_of({"mean": found.request_throughput}, 1)
-    own["output_rate"] = statistics_of({"mean": found.output_throughput}, 1)
+    own["request_rate"] = statistics_of({"mean": number_of(found.request_throughput)}, 1)
+    own["output_rate"] = statistics_of({"mean": number_of(found.output_throughput)}, 1)
     return {key: values for key, values in own.items() if values}

@@ -22,6 +22,7 @@ from llm_perf_opt.traces.serving.json_files import (
     plain,
     read_json,
     refused,
+    seconds_of,
     statistics_of,
     text_of,
 )
@@ -129,7 +130,7 @@ def _load(path: Path, benchmark: _Benchmark, number: int, version: Maybe[str], k
         notes=(SHARED_SEED,) if arrival == "poisson" and version == SHARING_VERSION else (),
         model=text_of(field_of(config, "backend", "model")),
         url=text_of(field_of(config, "backend", "target")),
-        duration_s=Missing("not recorded") if benchmark.duration is None else benchmark.duration,
+        duration_s=seconds_of(benchmark.duration),
     )
 
 

@@ -1,7 +1,6 @@
 """Read JSON and JSON lines of load generators. An error names the file, the line and the field."""
 
 import io
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,9 @@ import msgspec
 
 from llm_perf_opt.core.errors import ParseError, ResourceError, words_of
 from llm_perf_opt.core.missing import Maybe, Missing
+from llm_perf_opt.core.units import as_float
 from llm_perf_opt.core.user_files import TooLargeError, open_unpacked, read_unpacked
+from llm_perf_opt.core.value_limits import number_in
 
 R = TypeVar("R")
 
@@ -36,6 +37,8 @@ _QUOTE_OR_ODD_NUMBER = re.compile(rb'\\.|"|NaN|-?Infinity', re.DOTALL)
 """Not whole texts: matching one takes memory for each of its escapes."""
 HEAD_BYTES = 1 << 16
 """How much of a file is read to recognize its format."""
+_MOST_TOKENS, _MOST_LOAD = 1e9, 1e9
+"""Of a request, and of requests in a second or at a time."""
 LATEST_NS = 4 * 10**18
 """Unix time in the year 2096, and half of what 64 bits hold. Larger numbers are not times."""
 NOT_FINISHED = "not finished when the measurement ended"
@@ -167,7 +170,7 @@ def most_requests(tokens: int, file: str) -> int:
 
 def ns_of(seconds: float, what: str) -> int:
     """Return seconds in nanoseconds. Raise ValueError if they are negative, infinite or no time at all."""
-    if not math.isfinite(seconds) or not 0 <= seconds < LATEST_NS / 1e9:
+    if number_in(seconds) is None or not 0 <= seconds < LATEST_NS / 1e9:
         raise ValueError(f"{what} is {seconds!r}, which is not a time in seconds")
     whole = int(seconds)
     return whole * 10**9 + round((seconds - whole) * 1e9)  # more precise than rounding the product
@@ -182,8 +185,8 @@ def checked_ns(time_ns: int, what: str) -> int:
 
 def count_of(value: int | float | None) -> Maybe[int]:
     """Return a count of tokens; missing if there is none or it is no count."""
-    usable = value is not None and math.isfinite(value) and 0 <= value < 1e9 and value == int(value)
-    return int(value) if usable and value is not None else Missing("not recorded")
+    number = number_in(value, _MOST_TOKENS)
+    return int(number) if number is not None and 0 <= number == int(number) else Missing("not recorded")
 
 
 def refused(path: Path, place: str, error: ValueError) -> ParseError:
@@ -193,7 +196,8 @@ def refused(path: Path, place: str, error: ValueError) -> ParseError:
 
 def statistics_of(found: dict[str, float | None], scale: float) -> dict[str, float]:
     """Return the statistics that have a value, in base units."""
-    return {name: value * scale for name, value in found.items() if value is not None and math.isfinite(value)}
+    scaled = {name: number_in(value * scale) for name, value in found.items() if value is not None}
+    return {name: value for name, value in scaled.items() if value is not None}
 
 
 # --- values of unknown shape ----------------------------------------------------------------------------------------------
@@ -224,10 +228,22 @@ def first_of(value: Any) -> Any:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+    """Return a number that a measurement can have; None for anything else."""
+    return number_in(value)
+
+
+def seconds_of(value: Any) -> Maybe[float]:
+    """Return how long a measurement took; missing if that is no time."""
+    seconds = number_in(value, LATEST_NS / 1e9)
+    return seconds if seconds is not None and seconds > 0 else Missing("not recorded")
+
+
+def load_number(value: float, what: str) -> float:
+    """Return an asked rate or number of requests at a time. Raise ValueError if it is none, so that no other load is shown."""
+    number = number_in(value, _MOST_LOAD)
+    if number is None:
+        raise ValueError(f"{what} is {str(as_float(value))[:40]}, which is not a load")
+    return number
 
 
 def text_of(value: Any) -> Maybe[str]:

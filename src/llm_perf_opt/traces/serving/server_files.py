@@ -11,6 +11,7 @@ import msgspec
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.missing import Maybe, Missing
 from llm_perf_opt.core.serving_records import MetricsSample, RequestSpan
+from llm_perf_opt.core.value_limits import number_in
 from llm_perf_opt.traces.prometheus import read_prometheus
 from llm_perf_opt.traces.serving.json_files import Kept, checked_ns, head_of, ns_of, number_of, read_lines, refused
 
@@ -96,8 +97,9 @@ def read_samples(path: Path, *, cut_short: bool = False) -> tuple[MetricsSample,
             checked_ns(sample.at_ns, "at_ns")
         except ValueError as error:
             raise refused(path, f"line {number}", error) from error
-        kept.add(len(sample.series), *sample.series)
-        found.append(sample)
+        series = {name: value for name, value in sample.series.items() if number_in(value) is not None}
+        kept.add(len(series), *series)
+        found.append(MetricsSample(sample.at_ns, series))
     return tuple(sorted(found, key=lambda sample: sample.at_ns))
 
 
