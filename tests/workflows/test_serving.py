@@ -109,7 +109,7 @@ def test_an_import_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatc
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("llm_perf_opt.workflows.import_load.shutil.copyfile", full)
+    monkeypatch.setattr("llm_perf_opt.workflows.import_load.copy", full)
     with pytest.raises(LlmPerfError, match="No space left"):
         import_loads(ImportRequest((FILES / ALL[0],), tmp_path / "run"), [])
     assert list(tmp_path.iterdir()) == []
