@@ -19,7 +19,7 @@ _MEMORY_OF_A_BYTE = 5
 MOST_NUMBER = 2.0**63
 """What 64 bits hold: 292 years in nanoseconds. Larger numbers in a file of someone else are no measurement."""
 _MOST_DIGITS = 20
-_LARGE_NUMBER = rb"(?<![\w.+-])-?(?:\d{19,}(?:\.\d+)?(?:[eE]\+?\d+)?|\d+(?:\.\d+)?[eE]\+?\d{2,})"
+_LARGE_NUMBER = rb"(?<![\w.+-])-?(?:\d{19,}(?:\.\d+)?(?:[eE][+-]?\d+)?|\d+(?:\.\d+)?[eE]\+?\d{2,})"
 """Only an integer of 19 digits or more can be beyond 64 bits, and only it or an exponent can make a float too large."""
 _MAYBE_LARGE = re.compile(rb"\d{19}|[eE]\+?\d{2}")
 _QUOTE_OR_LARGE_NUMBER = re.compile(rb'\\.|"|' + _LARGE_NUMBER, re.DOTALL)
