@@ -1,7 +1,6 @@
 """Read and write Parquet with DuckDB: one thread, so that the same rows give the same bytes, and bounded memory."""
 
 import itertools
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.host import available_memory_bytes
-from llm_perf_opt.core.processes import uninterrupted
+from llm_perf_opt.core.statements import run_statements
 from llm_perf_opt.core.user_files import AS_WRITTEN, literal, parquet_rows, pattern_of, quoted
 from llm_perf_opt.workspace.data.inventory import Advance
 from llm_perf_opt.workspace.data.lines import MAX_LINE_BYTES, missing_column
@@ -30,7 +29,6 @@ _SCRATCH = ".duckdb"
 _PLACE = "file_row_number"
 """DuckDB's column with the position of each row; unavailable if the file has a column of this name."""
 _FLOATS = ("double", "float")
-_POLL_S = 0.2
 _GROUP_BYTES = 32 * 1024 * 1024
 _MOST_OBJECT_BYTES = MAX_LINE_BYTES + 1024 * 1024
 """The database allocates buffers of twice this size."""
@@ -181,37 +179,18 @@ def _fetched(path: Path, what: str, advance: Advance) -> Iterator[list[tuple[Any
 
 
 def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: float, advance: Advance) -> None:
-    """Run a long statement in another thread, while this one reports progress and handles interrupts.
+    """Run a long statement, report its progress and handle interrupts."""
+    size, reported = path.stat().st_size, 0
+    with database(scratch / _SCRATCH, held_bytes) as connection, _named(path):
 
-    Signals are held back until the statement has stopped: closing a database that another thread uses crashes the process, and
-    an exception in the middle of `wait` would leave its lock in any state.
-    """
-    size, reported, failure, ended = path.stat().st_size, 0, [], threading.Event()
-    with database(scratch / _SCRATCH, held_bytes) as connection:
+        def report() -> None:
+            nonlocal reported
+            now = max(reported, int(size * min(100.0, max(0.0, connection.query_progress())) / 100))
+            advance(now - reported)
+            reported = now
 
-        def work() -> None:
-            try:
-                connection.execute(sql, values)
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-                failure.append(error)
-            finally:
-                ended.set()
-
-        with uninterrupted() as signals:
-            threading.Thread(target=work, daemon=True).start()
-            try:
-                while not ended.wait(_POLL_S) and not signals:
-                    now = max(reported, int(size * min(100.0, max(0.0, connection.query_progress())) / 100))
-                    advance(now - reported)
-                    reported = now
-            finally:
-                while not ended.is_set():  # a statement that had not started misses the interrupt, so it is sent again
-                    connection.interrupt()
-                    ended.wait(_POLL_S)
-        advance(size - reported)
-        if failure:
-            with _named(path):
-                raise failure[0]
+        run_statements(connection, lambda: connection.execute(sql, values), tick=report)
+    advance(size - reported)
 
 
 @contextmanager
