@@ -14,6 +14,7 @@ from llm_perf_opt.core.run_folder import RunFolder, there
 from llm_perf_opt.core.statements import OverdueError, run_statements
 from llm_perf_opt.core.units import BYTES, scaled, significant
 from llm_perf_opt.core.user_files import check_ordinary, parquet_rows, quoted
+from llm_perf_opt.core.value_limits import memory_of
 from llm_perf_opt.traces.trace_tables import write_rows
 
 if TYPE_CHECKING:
@@ -210,20 +211,12 @@ def _fetched(connection: "duckdb.DuckDBPyConnection", most: int, limits: Limits)
     size, wanted = 0, _ROWS_AT_FIRST
     while piece := connection.fetchmany(min(wanted, most - len(rows))):
         rows += piece
-        fetched = sum(map(_memory_of, piece))
+        fetched = sum(map(memory_of, piece))
         size += fetched
         if size * _COPIES > limits.memory_bytes:
             raise limits.too_large()
         wanted = max(1, len(piece) * _FETCHED_BYTES // fetched)
     return rows
-
-
-def _memory_of(value: Any) -> int:
-    """Return the bytes that a value takes, with all values in it."""
-    size = sys.getsizeof(value)
-    if isinstance(value, dict):
-        return size + sum(_memory_of(key) + _memory_of(item) for key, item in value.items())
-    return size + sum(map(_memory_of, value)) if isinstance(value, list | tuple) else size
 
 
 def _require_one_select(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
