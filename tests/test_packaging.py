@@ -50,7 +50,7 @@ def test_wheel_runs_from_an_empty_folder(tmp_path: Path) -> None:
     assert run.is_relative_to(empty / "runs" / "baseline" / "tiny")
     assert (run / "report.md").exists()
     script = (site / "bin" / "llm-perf").read_text()
-    assert "llm_perf_opt.cli.app" in script
+    assert "llm_perf_opt.cli.__main__" in script
 
 
 def test_type_checkers_read_the_annotations() -> None:

@@ -332,3 +332,53 @@ def test_a_real_terminal_that_is_closed_ends_a_program_in_order(tmp_path: Path) 
     assert [entry["status"] for entry in left["passes"]] == ["failed"]
     assert "SIGHUP" in left["why"]
     assert (tmp_path / "run" / "report.md").exists()
+
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGUSR2: 140}
+IN_THE_MIDDLE = """
+import os, signal, sys
+from llm_perf_opt.__main__ import main
+number, os.fsync = int(sys.argv.pop()), lambda file: os.kill(os.getpid(), number)
+main()
+"""
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_while_a_file_is_written_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    argv = ["baseline", "set", "a", "run", str(int(number))]
+    run = RunFolder.create(tmp_path / "run")
+    run.write_manifest(manifest())
+    write_record(run.clean_file, clean_timings())
+    ended = subprocess.run([sys.executable, "-c", IN_THE_MIDDLE, *argv], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (CODES[number], False), ended.stderr
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_what_a_library_makes_of_the_exception_of_a_signal_is_still_the_end(number: int) -> None:
+    def imported() -> None:
+        try:
+            signalled(number)
+        except KeyboardInterrupt as error:
+            raise ImportError("an extension could not be loaded") from error
+
+    with pytest.raises(Interrupted) as caught, graceful_exit():
+        imported()
+    assert caught.value.exit_code == CODES[signal.Signals(number)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", CODES)
+@pytest.mark.parametrize("words", [["options"], ["cost", "model=tiny"]], ids=["cheap", "torch"])
+def test_a_signal_at_any_moment_ends_with_its_code(number: signal.Signals, words: list[str], tmp_path: Path) -> None:
+    code = "from llm_perf_opt.cli.__main__ import main; import os; os.write(1, b'1'); main()"
+    for delay_s in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 2.0, 3.0):
+        argv = [sys.executable, "-c", code, *words]
+        with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            child.stdout.read(1)  # Python itself has started
+            time.sleep(delay_s)
+            child.send_signal(number)
+            _, said = child.communicate(timeout=HANG_S)
+        assert child.returncode in (0, CODES[number], -number), (delay_s, said)
+        assert "Traceback" not in said, (delay_s, said)

@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from llm_perf_opt.core import inside
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.inside import OutsideError
+from llm_perf_opt.core.inside import OutsideError, partial_of, write
 
 
 @pytest.fixture
@@ -164,3 +166,21 @@ def test_a_device_is_not_replaced() -> None:
     with pytest.raises(OSError, match="device"):
         inside.open_new(device.parent, device)
     assert stat.S_ISCHR(device.stat().st_mode)
+
+
+def test_a_writer_removes_what_ended_writers_of_the_same_file_left(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    mine = partial_of(tmp_path / "a.json").name
+    left = mine.replace(f".{os.getpid()}-", f".{ended.pid}-")
+    others = [
+        left.replace(".a.json", ".b.json"),  # another file
+        mine.replace(f".{os.getpid()}-", f".{os.getppid()}-"),  # a process that runs
+        f".a.json.00000000.{ended.pid}-1.part",  # another machine
+    ]
+    (tmp_path / left).mkdir()
+    (tmp_path / left / "kernels.parquet").touch()
+    for name in others:
+        (tmp_path / name).touch()
+    write(tmp_path, tmp_path / "a.json", b"{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "a.json"])

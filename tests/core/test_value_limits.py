@@ -12,6 +12,7 @@ from llm_perf_opt.core import value_limits
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.run_folder import read_record
+from llm_perf_opt.core.value_limits import memory_of
 
 LISTS = ("[]", "{}", "[[]]", "[1]", '{"a":1}', '{"name":""}', '{"ab":"cd"}', '{"a":1,"b":2,"c":3,"d":4,"e":5}')
 NUMBERS = ("1", "1000", "1.5", "1e9")
@@ -67,3 +68,8 @@ def test_checking_long_numbers_takes_no_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_the_memory_of_a_value_includes_all_values_in_it() -> None:
+    assert memory_of(["x" * 1000, {"a": "y" * 500}]) > 1500
+    assert memory_of(1) < 100

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llm_perf_opt.core import proportion
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.traces import packed
 from llm_perf_opt.traces.events import RangeKind, Trace, WorkKind
 from llm_perf_opt.traces.health import Expected, examined
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
@@ -269,7 +269,7 @@ def test_a_column_that_is_needed_and_not_there(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "RATIO_COUNTS_FROM_BYTES", 2**20)
+    monkeypatch.setattr(proportion, "RATIO_COUNTS_FROM_BYTES", 2**20)
     bomb = written(tmp_path / "bomb.sqlite.gz", gzip.compress(b"SQLite format 3\x00" + bytes(2**26)))
     assert bomb.stat().st_size < 2**17
     with pytest.raises(ParseError, match="unpacks to more than 200 times its size"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
-from llm_perf_opt.core.user_files import RATIO_COUNTS_FROM_BYTES
+from llm_perf_opt.core.proportion import RATIO_COUNTS_FROM_BYTES
 from llm_perf_opt.traces import packed
 from llm_perf_opt.traces.packed import LIMIT_VARIABLE, PackedFile, is_gzip, unpack
 from writing import full_disk

@@ -13,6 +13,7 @@ import pytest
 
 from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.inside import partial_of
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.traces import trace_cache, trace_mark
 from llm_perf_opt.traces.events import Trace
@@ -252,7 +253,8 @@ def test_nothing_is_kept_of_a_file_that_changes_while_it_is_read(source: Path, m
 def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
     source = tmp_path / "trace.json"
     write_trace(source, Recipe(steps=2, kernels_per_step=3))
-    dead, alive = (entry_of(source) / f".tables-v4-1-2.{pid}-7.part" for pid in (2**22 + 5, os.getpid()))
+    alive = partial_of(entry_of(source) / "tables-v4-1-2")
+    dead = alive.with_name(alive.name.replace(f".{os.getpid()}-", f".{2**22 + 5}-"))
     for half in (dead, alive):
         half.mkdir(parents=True)
     cached_trace(source)

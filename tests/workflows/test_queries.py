@@ -6,9 +6,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.workflows.queries import Queries
+from llm_perf_opt.workflows.queries import Limits, Queries
 from synthetic_traces import Recipe, Truth, write_trace
 
 REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
@@ -206,3 +206,31 @@ def test_tables_that_are_gone_meanwhile_are_asked_of_the_trace_itself(generated:
     before = queries.ask("select count(*) from kernels").rows
     shutil.rmtree(queries.opened.tables)
     assert queries.ask("select count(*) from kernels").rows == before
+
+
+ENDLESS = "select count(*) from kernels a, kernels b, kernels c, kernels d, kernels e, kernels f, kernels g, kernels h, kernels i"
+
+
+@pytest.mark.parametrize(
+    ("sql", "limits", "option"),
+    [
+        (ENDLESS, Limits(timeout_s=0.3), "--timeout"),
+        ("select a.* from kernels a, kernels b, kernels c, kernels d", Limits(timeout_s=0.3), "--timeout"),
+        ("select list(a.name) from kernels a, kernels b, kernels c, kernels d, kernels e", Limits(60, 100 * 10**6), "--memory"),
+        ("select a.name, b.name from kernels a, kernels b, kernels c, kernels d", Limits(60, 20 * 10**6), "--memory"),
+        ("select repeat(name, 1000000) from kernels", Limits(60, 50 * 10**6), "--memory"),
+        ("select * from kernels", Limits(60, 1000), "--memory"),
+    ],
+)
+def test_a_query_beyond_its_limits_is_stopped(sql: str, limits: Limits, option: str, tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.json", Recipe(steps=10, kernels_per_step=20))
+    with pytest.raises(ResourceError) as stopped:
+        Queries(tmp_path / "trace.json").ask(sql, limits=limits)
+    assert option in stopped.value.remedy
+    assert "\n" not in str(stopped.value.fact)
+
+
+def test_rows_are_fetched_in_pieces_of_a_bounded_size(generated: tuple[Path, Truth]) -> None:
+    answer = Queries(generated[0]).ask("select repeat('x', 1000000) from range(30)", limits=Limits(60, 200 * 10**6))
+    assert [len(row[0]) for row in answer.rows] == [1_000_000] * 30
+    assert len(Queries(generated[0]).ask("select * from range(100000)").rows) == 100_000

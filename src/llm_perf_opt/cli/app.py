@@ -33,7 +33,7 @@ from llm_perf_opt.cli import (
     tune,
 )
 from llm_perf_opt.cli.shared import WithCompletion, WithOverrides, debugging
-from llm_perf_opt.cli.signals import forget_interrupt
+from llm_perf_opt.cli.signals import forget_interrupt, graceful_exit
 from llm_perf_opt.core.errors import LlmPerfError, file_error, interrupted
 from llm_perf_opt.core.secrets import hidden
 from llm_perf_opt.core.terminal import indented, safe_streams
@@ -115,7 +115,8 @@ def _command() -> Callable[[], Any]:
 
 def _main() -> None:
     try:
-        _command()()
+        with graceful_exit():
+            _command()()
     except LlmPerfError as error:
         _end(error, error.fact, error.remedy, error.exit_code)
     except KeyboardInterrupt as error:  # before or after the verb

@@ -63,6 +63,7 @@ def _is_gone(descriptor: int) -> bool:
 
 
 _ENDS: dict[int, tuple[type[Interrupted], str]] = {
+    signal.SIGINT: (Interrupted, "Interrupted."),
     signal.SIGTERM: (Terminated, "Ended by SIGTERM."),
     signal.SIGUSR2: (Preempted, "Ended by SIGUSR2: the scheduler is about to end the job."),
     signal.SIGHUP: (HungUp, "Ended by SIGHUP: the terminal was closed."),
@@ -73,9 +74,13 @@ _ENDS: dict[int, tuple[type[Interrupted], str]] = {
 def graceful_exit() -> Iterator[None]:
     """Handle SIGTERM and SIGUSR2 (schedulers) and SIGHUP (a closed terminal) like Ctrl-C: keep and report what was captured.
 
-    Only the exit code differs. After the first signal, further ones are ignored, so that they cannot interrupt the cleanup. If
-    SIGHUP is ignored, as under nohup, it stays ignored.
+    Only the exit code differs. After the first signal, further ones are ignored, so that they cannot interrupt the cleanup; only
+    Ctrl-C again does. If SIGHUP is ignored, as under nohup, it stays ignored. Whatever a library makes of the exception of a
+    signal, as an import or a database does, the command ends as the signal asks. Inside another of its kind it does nothing.
     """
+    if _active:
+        yield
+        return
     received: list[int] = []
     output = [LastingFile(sys.stdout), LastingFile(sys.stderr)]
 
@@ -84,33 +89,46 @@ def graceful_exit() -> Iterator[None]:
         if number == signal.SIGHUP:
             for file in output:
                 file.may_break = True
-        if not received:
+        if not received or number == signal.SIGINT:
             received.append(number)
-            raise KeyboardInterrupt(_ENDS[number][1])  # recorded in run.json and the pages
+            raise KeyboardInterrupt(
+                *([] if number == signal.SIGINT else [_ENDS[number][1]])
+            )  # recorded in run.json and the pages
 
     handled = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM]
     previous = {number: signal.signal(number, stop) for number in handled}
+    _active.append(True)
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", tuple(output))
     try:
         yield
-    except (Interrupted, KeyboardInterrupt) as error:
+    except KeyboardInterrupt as error:
+        raise _end_of(received, error) if received else interrupted(error, "") from error
+    except (Exception, SystemExit) as error:  # typer exits without a message if the arguments are still being read
         if not received:
-            if isinstance(error, Interrupted):
-                raise
-            raise interrupted(error, "") from error  # Ctrl-C
-        kind, fact = _ENDS[received[0]]
-        if not isinstance(error, Interrupted):
-            raise kind(fact, "") from error
-        more = error.fact.removeprefix("Interrupted.").removeprefix(fact).strip()
-        raise kind(f"{fact} {more}".strip(), error.remedy) from error
+            raise
+        raise _end_of(received, error) from error
     finally:
+        _active.pop()
         sys.stdout, sys.stderr = streams
         if any(file.may_break for file in output):
             for file in output:
                 file.close_if_gone()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+_active: list[bool] = []
+"""Not empty inside `graceful_exit`."""
+
+
+def _end_of(received: list[int], error: BaseException) -> Interrupted:
+    """Return the error for a command that a signal ended, with what `error` says besides."""
+    kind, fact = _ENDS[received[0]]
+    if not isinstance(error, Interrupted):
+        return kind(fact, "")
+    more = error.fact.removeprefix("Interrupted.").removeprefix(fact).strip()
+    return kind(f"{fact} {more}".strip(), error.remedy)
 
 
 def forget_interrupt() -> None:

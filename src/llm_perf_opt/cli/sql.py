@@ -37,16 +37,20 @@ def sql(
             help=f"Maximum number of rows; 0 for all. Default: {SHOWN_ROWS} in the terminal, all with --json and --csv.", min=0
         ),
     ] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Stop the query after this time.")] = "60s",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that the tables, the query and its rows may use.")] = "2GB",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Query the tables of a run or a trace with SQL. Queries are read-only, without access to files or the network."""
     note_debug(debug)
     from llm_perf_opt.core.records import Missing
-    from llm_perf_opt.workflows.queries import Queries
+    from llm_perf_opt.core.units import bytes_of, seconds_of
+    from llm_perf_opt.workflows.queries import Limits, Queries
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv select two formats.", "Use one of them.")
+    limits = Limits(seconds_of(timeout, "--timeout"), bytes_of(memory, "--memory"))
     queries = Queries(source)
     for problem in _problems_to_print(queries.trace, of_a_run=source.is_dir()) if queries.trace else ():
         print("warning:", indented(problem.what), file=sys.stderr)
@@ -56,7 +60,7 @@ def sql(
         _show_tables(queries.tables(), as_json, as_csv)
         return
     shown = limit if limit is not None else 0 if as_json or as_csv else SHOWN_ROWS
-    answer = queries.ask(query, shown)
+    answer = queries.ask(query, shown, limits)
     _show(answer, as_json, as_csv)
     if answer.more:
         print(f"note: the first {shown} rows; --limit 0 shows all", file=sys.stderr)

@@ -9,9 +9,11 @@ itself. `tests/test_architecture.py` holds that nothing else writes files.
 import errno
 import io
 import os
+import re
 import shutil
 import stat
 import threading
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -119,8 +121,40 @@ def _opened(real: Path, flags: int, mode: int) -> int:
 
 
 def partial_of(path: Path) -> Path:
-    """Return the path of the unfinished form of a file or a folder, which no other writer uses."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    """Return the path of the unfinished form of a file or a folder, which no other writer uses.
+
+    `path` has no links in its folders. What writers of the same file left here that ended without cleaning up is removed.
+    """
+    remove_leftovers(path.parent, f".{path.name}.")
+    return path.with_name(f".{path.name}.{_host()}.{os.getpid()}-{threading.get_ident()}.part")
+
+
+def remove_leftovers(folder: Path, start: str) -> None:
+    """Remove the unfinished forms whose names start so, if the process of this machine that wrote them has ended."""
+    with suppress(OSError):  # it cannot be read, or another writer removes the same
+        for left in folder.iterdir():
+            found = _LEFT.search(left.name) if left.name.startswith(start) else None
+            if found and found["host"] == _host() and not _runs(int(found["pid"])):
+                remove_if_possible(folder, left)
+
+
+_LEFT = re.compile(r"\.(?P<host>[0-9a-f]{8})\.(?P<pid>\d{1,9})-\d+\.(part|old)$")
+
+
+def _host() -> str:
+    """Return a short name of this machine or container: a process number means nothing elsewhere."""
+    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process of this number runs; it may be another one."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it belongs to another user
+        return True
+    return True
 
 
 def write(root: Path, path: Path, content: bytes, mode: int = SHARED) -> None:

@@ -1,6 +1,9 @@
 """Format numbers with significant digits and a unit that scales to the value. Every output uses this module."""
 
 import math
+import re
+
+from llm_perf_opt.core.errors import ConfigError
 
 Scale = tuple[float, str]
 """The size of a unit in base units, and its name."""
@@ -20,6 +23,12 @@ BYTE_RATE: tuple[Scale, ...] = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.
 FLOPS: tuple[Scale, ...] = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP"))
 BYTES: tuple[Scale, ...] = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 SHARE: tuple[Scale, ...] = ((0.01, "%"),)
+
+TIMES_WRITTEN = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+"""Units of a time on the command line, in seconds."""
+SIZES_WRITTEN = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+"""Units of a size on the command line, in bytes."""
+_WRITTEN = re.compile(r"\s*(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>[A-Za-z]+)\s*")
 
 DIGITS = 4
 _LEAST = 1e-4
@@ -124,3 +133,21 @@ def byte_count(number: int) -> str:
             in_size = as_float(number) / size
             return f"{_extreme(in_size, DIGITS) or f'{in_size:.1f}'} {unit}"
     return f"{number} bytes" if abs(number) < _MOST else f"{significant(number)} bytes"
+
+
+def seconds_of(text: str, option: str) -> float:
+    """Return the seconds of a time as the user wrote it: `90s`, `20m` or `1.5h`. Raise a ConfigError that names the option."""
+    return _written(text, TIMES_WRITTEN, f"{option} {text!r} is not a time.", "Write 90s, 20m or 1.5h.")
+
+
+def bytes_of(text: str, option: str) -> int:
+    """Return the bytes of a size as the user wrote it: `500MB` or `2GB`. Raise a ConfigError that names the option."""
+    return round(_written(text, SIZES_WRITTEN, f"{option} {text!r} is not a size.", "Write 500MB, 2GB or 1.5GiB."))
+
+
+def _written(text: str, units: dict[str, float], fact: str, remedy: str) -> float:
+    found = _WRITTEN.fullmatch(text)
+    value = float(found["number"]) * units.get(found["unit"], 0.0) if found else 0.0
+    if not value:
+        raise ConfigError(fact, remedy)
+    return value

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.proportion import Proportion
 
 PROJECT_CONF = Path("conf")
 """Options of the project in the current directory; `llm-perf dataset add` writes there."""
@@ -73,9 +74,6 @@ def read_bytes(path: Path) -> bytes:
 
 COMPRESSED = ".gz"
 """Added to the name of a file of a run that was compressed."""
-HIGHEST_RATIO = 200
-"""Of unpacked to packed size. Texts reach about 10, traces about 30; deflate at most 1,032, Zstandard more than 10,000."""
-RATIO_COUNTS_FROM_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
 
 
@@ -115,7 +113,7 @@ class _Unpacked(io.RawIOBase):
     def __init__(self, packed: io.BufferedReader) -> None:
         self._packed = packed
         self._file = gzip.GzipFile(fileobj=packed)
-        self._size = 0
+        self._proportion = Proportion()
 
     def readable(self) -> bool:
         return True
@@ -125,9 +123,7 @@ class _Unpacked(io.RawIOBase):
             data = self._file.read(len(buffer))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"it is a damaged gzip file ({error})") from error
-        self._size += len(data)
-        if self._size > max(RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * self._packed.tell()):
-            raise ValueError(f"it unpacks to more than {HIGHEST_RATIO} times its size")
+        self._proportion.add(self._packed.tell(), len(data))
         buffer[: len(data)] = data
         return len(data)
 

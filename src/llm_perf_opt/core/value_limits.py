@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,3 +82,11 @@ def _all_values(values: Any, levels: int) -> Iterator[Any]:
             raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
         for value in values.values() if isinstance(values, dict) else values:
             yield from _all_values(value, levels - 1)
+
+
+def memory_of(value: Any) -> int:
+    """Return the bytes that a plain value takes, with all values in it."""
+    size = sys.getsizeof(value)
+    if isinstance(value, dict):
+        return size + sum(memory_of(key) + memory_of(item) for key, item in value.items())
+    return size + sum(map(memory_of, value)) if isinstance(value, list | tuple) else size

@@ -13,7 +13,8 @@ from typing import Any, BinaryIO, Protocol
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.core.inside import open_new
-from llm_perf_opt.core.user_files import HIGHEST_RATIO, RATIO_COUNTS_FROM_BYTES, open_ordinary
+from llm_perf_opt.core.proportion import HIGHEST_RATIO, DisproportionError, Proportion
+from llm_perf_opt.core.user_files import open_ordinary
 from llm_perf_opt.traces.trace_mark import Checksum
 
 MOST_CONTENTS_BYTES = 1 << 20
@@ -184,6 +185,7 @@ class PackedFile:
         """Whether the packed data ends before its end marker."""
         self._produced = self._consumed = 0
         """Unpacked bytes so far, and the packed bytes of a gzip file that were read for them."""
+        self._proportion = Proportion()
         self._limit = _limit_bytes()
         try:
             self._file = open_ordinary(path)
@@ -233,7 +235,7 @@ class PackedFile:
         except OSError as error:
             raise ParseError(f"{self.path} cannot be read: {error.strerror or error}.") from error
         self._produced += len(data)
-        self._check_size()
+        self._check_size(len(data))
         return data
 
     def read_into(self, buffer: memoryview) -> int:
@@ -303,18 +305,21 @@ class PackedFile:
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, zlib.error) as error:
             raise ParseError(f"{self.path} is a zip file that cannot be opened: {error}.", remedy) from error
 
-    def _check_size(self) -> None:
+    def _check_size(self, size: int) -> None:
         packed = self._consumed if self._member is None else self._member.consumed
         if self._produced > self._limit:
             raise ParseError(
                 f"{self.path} unpacks to more than {self._limit / 1e9:.0f} GB.", f"If it is a real trace, set {LIMIT_VARIABLE}."
             )
-        bomb = self._produced > max(RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * packed)
-        if bomb and LIMIT_VARIABLE not in os.environ:
+        if LIMIT_VARIABLE in os.environ:
+            return
+        try:
+            self._proportion.add(packed, size)
+        except DisproportionError as error:
             raise ParseError(
                 f"{self.path} unpacks to more than {HIGHEST_RATIO} times its size; traces do not.",
                 f"If it is a real trace, set {LIMIT_VARIABLE} to its size in gigabytes.",
-            )
+            ) from error
 
 
 def is_gzip(path: Path) -> bool:

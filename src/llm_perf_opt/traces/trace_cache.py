@@ -1,6 +1,5 @@
 """Parse a trace once: its tables are stored in the user's cache under a fingerprint of its bytes and are read afterwards."""
 
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
-from llm_perf_opt.core.inside import make_folder, remove_if_possible
+from llm_perf_opt.core.inside import make_folder, remove_if_possible, remove_leftovers
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.open_trace import read_trace
@@ -163,7 +162,4 @@ def _remove_others(source: Path, kept: Path) -> None:
     for folder in tables_of(source):
         if folder != kept:
             remove_if_possible(kept.parent, folder)
-    for partial in kept.parent.glob(".tables-*.part"):
-        writer = re.search(r"\.(\d+)-\d+\.part$", partial.name)
-        if writer and not Path("/proc", writer[1]).exists():
-            remove_if_possible(kept.parent, partial)
+    remove_leftovers(kept.parent, ".tables-")

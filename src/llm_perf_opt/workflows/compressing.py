@@ -10,8 +10,9 @@ from pathlib import Path
 from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.inside import disk_error, inside, move, open_new, remove, remove_if_possible
+from llm_perf_opt.core.proportion import HIGHEST_RATIO, RATIO_COUNTS_FROM_BYTES
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.core.user_files import COMPRESSED, HIGHEST_RATIO, RATIO_COUNTS_FROM_BYTES, open_ordinary
+from llm_perf_opt.core.user_files import COMPRESSED, open_ordinary
 from llm_perf_opt.traces.trace_mark import kept_bytes
 
 LEAST_BYTES = 64 * 1024

@@ -1,5 +1,6 @@
 """SQL over the tables of a run or a trace: read-only, without access to files, the network or settings."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,10 @@ from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.core.inside import disk_error, remove
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, there
-from llm_perf_opt.core.user_files import check_ordinary, literal, parquet_rows, quoted
+from llm_perf_opt.core.statements import OverdueError, run_statements
+from llm_perf_opt.core.units import BYTES, scaled, significant
+from llm_perf_opt.core.user_files import check_ordinary, parquet_rows, quoted
+from llm_perf_opt.core.value_limits import memory_of
 from llm_perf_opt.traces.trace_tables import write_rows
 
 if TYPE_CHECKING:
@@ -25,8 +29,14 @@ if TYPE_CHECKING:
 
 _LINE = 300
 _MOST_ROWS = 2**31
-_MOST_MEMORY = "700MB"
+_MOST_MEMORY = 700 * 10**6
 """For the tables in a run's folder. Those of a report have thousands of rows."""
+_ROWS_AT_FIRST, _FETCHED_BYTES = 8, 1 << 20
+"""How many rows are fetched before their size is known, and then of which size."""
+_COPIES = 3
+"""Of the rows of an answer: as fetched, as plain values, as text. Measured: 2.4 to 2.9."""
+_MORE = 4
+"""How much higher than the limit an error proposes to set it."""
 _VIEW = "llm_perf_answer"
 _ZONED = "TIMESTAMP WITH TIME ZONE"
 
@@ -49,6 +59,28 @@ class Answer:
     rows: Sequence[Sequence[Any]]
     more: bool
     """Whether there are more rows than the limit."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a query may take. `timeout` and `memory` are the options that raise them."""
+
+    timeout_s: float = 60.0
+    memory_bytes: int = 2 * 10**9
+
+    def overdue(self) -> ResourceError:
+        """Return the error for a query that takes too long."""
+        what = f"The query took longer than {significant(self.timeout_s)} s and was stopped."
+        return ResourceError(what, f"Query fewer rows, or allow more time: --timeout {significant(_MORE * self.timeout_s)}s.")
+
+    def too_large(self) -> ResourceError:
+        """Return the error for a query that needs too much memory."""
+        more = scaled(_MORE * self.memory_bytes, BYTES).replace(" ", "")
+        what = f"The query needs more than {scaled(self.memory_bytes, BYTES)} of memory and was stopped."
+        return ResourceError(what, f"Query fewer rows or columns, or allow more memory: --memory {more}.")
+
+
+DEFAULT_LIMITS = Limits()
 
 
 class Queries:
@@ -81,19 +113,29 @@ class Queries:
                 found.append(TableInfo(table, rows, tuple((name, kind) for name, kind, *_ in columns)))
         return found
 
-    def ask(self, sql: str, limit: int = 0) -> Answer:
-        """Return the rows of a query, at most `limit` if that is not zero. Raise ConfigError if the query is invalid."""
+    def ask(self, sql: str, limit: int = 0, limits: Limits = DEFAULT_LIMITS) -> Answer:
+        """Return the rows of a query, at most `limit` if that is not zero.
+
+        Raise ConfigError if the query is invalid, and ResourceError if it is beyond `limits`.
+        """
         # Loading a table too many only takes time.
         named = [table for table in self._names if table in sql.casefold()] or self._names
         remedy = f"The tables are {', '.join(self._names)}; without a query their columns are listed."
-        with self.isolated(named) as connection:
+        with self.isolated(named, limits) as connection:
             import duckdb  # `isolated` raises an error with a remedy if it is not installed
 
-            try:
+            def asked() -> tuple[tuple[str, ...], list[Any]]:
                 _require_one_select(connection, sql)
                 connection.execute(_zones_as_text(connection, sql))
                 columns = tuple(column[0] for column in connection.description or ())
-                rows = connection.fetchmany(min(limit, _MOST_ROWS) + 1) if limit else connection.fetchall()
+                return columns, _fetched(connection, min(limit, _MOST_ROWS) + 1 if limit else sys.maxsize, limits)
+
+            try:
+                columns, rows = run_statements(connection, asked, limits.timeout_s)
+            except OverdueError as error:
+                raise limits.overdue() from error
+            except duckdb.OutOfMemoryException as error:
+                raise limits.too_large() from error
             except duckdb.PermissionException as error:
                 raise ConfigError("A query can use only the tables: no files, no network, no settings.", remedy) from error
             except duckdb.Error as error:
@@ -101,53 +143,80 @@ class Queries:
         return Answer(_unique_names(columns), rows[:limit] if limit else rows, bool(limit) and len(rows) > limit)
 
     @contextmanager
-    def isolated(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
-        """Yield a database in memory with these tables, without access to anything else."""
-        from llm_perf_opt.analysis.trace.stages import stage_columns
-        from llm_perf_opt.traces.trace_mark import META_FILE
-        from llm_perf_opt.traces.trace_tables import TABLE_NAMES, connect, load_trace, open_tables
+    def isolated(self, tables: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> "Iterator[duckdb.DuckDBPyConnection]":
+        """Yield a database in memory with these tables, without access to anything else: also none to a disk to spill to."""
+        from llm_perf_opt.traces.trace_tables import connect
 
         connection = connect()
         try:
-            self._load_derived(connection, tables)
-            opened = self.trace
-            if opened is None:
-                pass
-            elif not isinstance(opened.tables, Missing) and (opened.tables / META_FILE).is_file():  # not evicted meanwhile
-                open_tables(connection, opened.tables)
-            else:
-                load_trace(connection, opened.trace, stage_columns(opened.trace))
-            offered = () if opened is None else (*TABLE_NAMES, "names")
-            for table in offered:
-                if table in tables:
-                    connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
-                connection.execute(f"drop view temp.{table}")
-            for setting in ("enable_external_access = false", "lock_configuration = true"):
-                connection.execute(f"set {setting}")
+            run_statements(connection, lambda: self._load(connection, tables, limits))
             yield connection
         finally:
             connection.close()
 
-    def _load_derived(self, connection: "duckdb.DuckDBPyConnection", tables: Sequence[str]) -> None:
+    def _load(self, connection: "duckdb.DuckDBPyConnection", tables: Sequence[str], limits: Limits) -> None:
+        """Load these tables into memory and lock the database. Raise a ResourceError if they need more than may be used."""
+        import duckdb
+
+        from llm_perf_opt.analysis.trace.stages import stage_columns
+        from llm_perf_opt.traces.trace_mark import META_FILE
+        from llm_perf_opt.traces.trace_tables import TABLE_NAMES, load_trace, open_tables
+
+        connection.execute("set temp_directory = ''")
+        self._load_derived(connection, tables, limits)
+        connection.execute(f"set memory_limit = '{limits.memory_bytes}B'")
+        opened = self.trace
+        if opened is None:
+            pass
+        elif not isinstance(opened.tables, Missing) and (opened.tables / META_FILE).is_file():  # not evicted meanwhile
+            open_tables(connection, opened.tables)
+        else:
+            load_trace(connection, opened.trace, stage_columns(opened.trace))
+        offered = () if opened is None else (*TABLE_NAMES, "names")
+        try:
+            for table in offered:
+                if table in tables:
+                    connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
+                connection.execute(f"drop view temp.{table}")
+        except duckdb.OutOfMemoryException as error:
+            raise limits.too_large() from error
+        for setting in ("enable_external_access = false", "lock_configuration = true"):
+            connection.execute(f"set {setting}")
+
+    def _load_derived(self, connection: "duckdb.DuckDBPyConnection", tables: Sequence[str], limits: Limits) -> None:
         """Copy these tables of the run's folder into memory. Raise a ParseError if one is damaged or too large."""
         import duckdb
 
-        (spills_to,) = connection.execute("select current_setting('temp_directory')").fetchone() or ("",)
-        for limit in (f"memory_limit = '{_MOST_MEMORY}'", "temp_directory = ''"):  # a kilobyte may hold millions of rows
-            connection.execute(f"set {limit}")
+        most = min(_MOST_MEMORY, limits.memory_bytes)
+        connection.execute(f"set memory_limit = '{most}B'")  # a kilobyte may hold millions of rows
         for table in (table for table in tables if table in self._derived):
             try:
                 connection.execute(f"create table memory.main.{table} as select * from {self._derived[table]}")  # noqa: S608 - quoted
             except duckdb.OutOfMemoryException as error:
+                if most < _MOST_MEMORY:
+                    raise limits.too_large() from error
                 raise ParseError(
-                    f"The tables of this run need more than {_MOST_MEMORY} of memory, with {table}.parquet: a file is damaged.",
+                    f"The tables of this run need more than {_MOST_MEMORY // 10**6} MB of memory, with {table}.parquet: "
+                    "a file is damaged.",
                     "`llm-perf report RUN` writes them again.",
                 ) from error
             except duckdb.Error as error:
                 what = f"{table}.parquet cannot be read: {_one_line(str(error))}"
                 raise ParseError(what, "`llm-perf report RUN` writes it again.") from error
-        connection.execute("reset memory_limit")
-        connection.execute(f"set temp_directory = {literal(spills_to)}")  # `reset` would leave none
+
+
+def _fetched(connection: "duckdb.DuckDBPyConnection", most: int, limits: Limits) -> list[Any]:
+    """Return at most `most` rows. Raise a ResourceError if their values take more memory than a query may use."""
+    rows: list[Any] = []
+    size, wanted = 0, _ROWS_AT_FIRST
+    while piece := connection.fetchmany(min(wanted, most - len(rows))):
+        rows += piece
+        fetched = sum(map(memory_of, piece))
+        size += fetched
+        if size * _COPIES > limits.memory_bytes:
+            raise limits.too_large()
+        wanted = max(1, len(piece) * _FETCHED_BYTES // fetched)
+    return rows
 
 
 def _require_one_select(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:

@@ -73,7 +73,7 @@ def test_damage_is_an_error_of_ours(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".txt.gz", ".txt.zst"])
 def test_a_bomb_is_refused_and_long_lines_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr(compressed, "TEXT_RATIO_COUNTS_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(compressed, "STREAM_RATIO_COUNTS_FROM_BYTES", 1 << 20)
     content = b"\0" * (8 << 20)
     (tmp_path / f"a{suffix}").write_bytes(gzip.compress(content) if suffix.endswith("gz") else zstd(content))
     with pytest.raises(ParseError, match="more than 200 times its size"):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.units import BYTES, DIGITS, duration, scaled, significant
+from llm_perf_opt.core.units import BYTES, DIGITS, SIZES_WRITTEN, duration, scaled, seconds_of, significant
 
 Unit = Literal["ns", "tokens/s", "bytes", "J"]
 
@@ -64,10 +64,9 @@ def objective_named(name: str) -> Goal:
 
 
 _TIMES = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
-_SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 _UNITS: dict[Unit, dict[str, float]] = {
     "ns": _TIMES,
-    "bytes": _SIZES,
+    "bytes": SIZES_WRITTEN,
     "tokens/s": {"": 1.0, "tokens/s": 1.0},
     "J": {"J": 1.0, "mJ": 1e-3},
 }
@@ -126,16 +125,9 @@ def _constraint(text: str) -> Constraint:
     return Constraint(text.strip(), name, float(found["number"]) * units[unit])
 
 
-_BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>s|m|min|h)")
-
-
 def parse_budget(text: str) -> float:
     """Return seconds from `90s`, `20m` or `1.5h`."""
-    found = _BUDGET.fullmatch(text.strip())
-    seconds = float(found["number"]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[found["unit"]] if found else 0.0
-    if not seconds:
-        raise ConfigError(f"--budget {text!r} is not a time.", "Write 90s, 20m or 1.5h.")
-    return seconds
+    return seconds_of(text, "--budget")
 
 
 def in_ns(goal: Goal, value: float) -> int | None:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
-from llm_perf_opt.core.user_files import HIGHEST_RATIO, open_ordinary
+from llm_perf_opt.core.proportion import STREAM_RATIO_COUNTS_FROM_BYTES, DisproportionError, Proportion
+from llm_perf_opt.core.user_files import open_ordinary
 
 GZIP, ZSTD = ".gz", ".zst"
-TEXT_RATIO_COUNTS_FROM_BYTES = 256 * 1024 * 1024
-"""More than for files that are read into memory: repeated texts of this size are read in constant memory."""
 _DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
@@ -35,8 +34,7 @@ class UnpackedFile:
 
     def __init__(self, raw: io.BufferedReader, stream: Readable, path: Path) -> None:
         self._raw, self._stream, self._path = raw, stream, path
-        self._produced = 0
-        self._plain = is_plain(path)
+        self._proportion = None if is_plain(path) else Proportion(STREAM_RATIO_COUNTS_FROM_BYTES)
 
     @property
     def consumed(self) -> int:
@@ -46,13 +44,19 @@ class UnpackedFile:
     def read(self, size: int) -> bytes:
         """Return the next bytes, at most `size`; none at the end."""
         data = self._stream.read(size)
-        self._produced += len(data)
-        if not self._plain and self._produced > max(TEXT_RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * self.consumed):
-            raise ParseError(
-                f"{self._path} unpacks to more than {HIGHEST_RATIO} times its size; texts do not.",
-                "If it is real data, unpack it and use the unpacked file.",
-            )
+        self._count(len(data), 0)
         return data
+
+    def count_values(self, count: int) -> None:
+        """Count lines or elements in the bytes that were read."""
+        self._count(0, count)
+
+    def _count(self, size: int, values: int) -> None:
+        if self._proportion is not None:
+            try:
+                self._proportion.add(self.consumed, size, values)
+            except DisproportionError as error:
+                raise error.of(self._path) from error
 
 
 @contextmanager

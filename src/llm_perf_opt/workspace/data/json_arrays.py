@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from llm_perf_opt.workspace.data.compressed import UnpackedFile, unpacked
 from llm_perf_opt.workspace.data.inventory import Advance
 from llm_perf_opt.workspace.data.lines import BLOCK_BYTES, MAX_LINE_BYTES
 
-_SPACE = " \t\r\n"
+_OTHER = re.compile(r"[^ \t\r\n]")
 _MARK = "\ufeff"
 _DECODER = json.JSONDecoder()
 _SNIFFED_BYTES = 4096
@@ -78,6 +79,7 @@ class _Elements:
         """Return the next element. Text is added until it is complete: twice as much each time."""
         self._next()
         self._count += 1
+        self._file.count_values(1)
         while True:
             try:
                 _, end = _DECODER.raw_decode(self._text, self._place)
@@ -107,10 +109,11 @@ class _Elements:
     def _next(self) -> str:
         """Return the next character that is not white space, without taking it; empty at the end."""
         while True:
-            while self._place < len(self._text):
-                if self._text[self._place] not in _SPACE:
-                    return self._text[self._place]
-                self._place += 1
+            found = _OTHER.search(self._text, self._place)
+            if found:
+                self._place = found.start()
+                return found[0]
+            self._place = len(self._text)
             if self._ended:
                 return ""
             self._more()

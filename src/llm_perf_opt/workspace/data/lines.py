@@ -70,6 +70,7 @@ def _chunks(path: Path, advance: Advance) -> Iterator[bytes]:
                 raise ParseError(f"{path} is text in UTF-16.", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8 FILE.")
             advance(file.consumed - done)
             done = file.consumed
+            file.count_values(chunk.count(b"\n"))
             yield chunk
 
 
