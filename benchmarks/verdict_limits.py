@@ -2,8 +2,9 @@
 
 By Neyman and Pearson, no test of a level finds more than the ratio of the likelihoods with and without the slowdown. Here these
 know all that the machine is drawn from (deviations, slopes, distances and chances of switches), and are averaged over what it
-draws, by sums over grids; only the level is unknown, with every one as likely as any other. Tests of real runs know none of it, so
-the figure is a limit that they need not reach. It is that of 2.5 % of false alarms in the direction of the slowdown: 5 % in both.
+draws, by sums over grids; only the level is unknown, with every one as likely as any other. Tests of real runs know none of it,
+so the figure is a limit that they need not reach. It is that of 2.5 % of false alarms in the direction of the slowdown: 5 % in
+both.
 """
 
 import math
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
+
 from machine_noise import KINDS, PROCESSES, Floats, Plan, pairs
 
 FALSE_ALARMS = 0.025
@@ -23,7 +25,10 @@ def limit(kind: str, plan: Plan, count: int, seed: int = 11) -> float:
     change = math.log1p(plan.slowdown)
     equal = Plan(runs=plan.runs, repeats=plan.repeats, deviation=plan.deviation)
     ratios = [
-        [_ratio(LIKELIHOODS[kind], timeline(base, new, each), each, change) for base, new in pairs(kind, each, count, seed + place)]
+        [
+            _ratio(LIKELIHOODS[kind], timeline(base, new, each), each, change)
+            for base, new in pairs(kind, each, count, seed + place)
+        ]
         for place, each in enumerate((equal, plan))
     ]
     return float(np.mean(np.asarray(ratios[1]) > np.quantile(ratios[0], 1 - FALSE_ALARMS)))

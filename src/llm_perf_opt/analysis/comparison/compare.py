@@ -175,7 +175,7 @@ def compare(
     facts = fact_differences(ran[0], ran[1], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
-        judgement = _with_assumed_spread(judgement, runs, [*timings[0], *timings[1]])
+        judgement = with_assumed_spread(judgement, runs, [*timings[0], *timings[1]])
     made = in_turn(*([run.manifest.created for run in side.runs] for side in (base, new)))
     judgement = replace(judgement, order=order_of(base.runs, new.runs), sequence=made)
     memory, energy = memory_changes(timings[0], timings[1], judgement), energy_changes(base.runs, new.runs, judgement)
@@ -244,7 +244,7 @@ def _timings(side: Side) -> list[CleanTimings]:
     return found
 
 
-def _with_assumed_spread(judgement: Judgement, runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> Judgement:
+def with_assumed_spread(judgement: Judgement, runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> Judgement:
     """Return the judgement with the spread between processes that may be assumed for this hardware, if any."""
     on_cpu = [run for run, measured in zip(runs, timings, strict=True) if measured.model.device.startswith("cpu")]
     if not on_cpu:
