@@ -21,6 +21,40 @@ if TYPE_CHECKING:
 
 RUNS_DIR = Path("runs")
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder with the runs and baselines.json.")]
+Gates = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC=TOLERANCE", help="Exit with 1 if the metric is worse by more than this: tpot=3%. May be repeated."
+    ),
+]
+Experiment = Annotated[list[str] | None, typer.Option(metavar="KEY", help="A setting that differs on purpose. May be repeated.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KIND", help="Compare even if this differs: hardware, model or workload. May be repeated."),
+]
+Smallest = Annotated[
+    float,
+    typer.Option(
+        min=0, max=100, metavar="PERCENT", help="The smallest change that gets a verdict; gates have their own tolerance."
+    ),
+]
+ProcessSpread = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=100,
+        metavar="PERCENT",
+        help="Standard deviation of times between processes, used if there are too few runs to measure it. Default: 1 on an "
+        "accelerator, 20 on a quiet CPU; on a busy CPU, there is no default.",
+    ),
+]
+PlanInstead = Annotated[
+    bool,
+    typer.Option("--plan", help="Print how many runs are needed, from the pilot runs named: compare --plan RUN [RUN]..."),
+]
+ToFind = Annotated[str | None, typer.Option("--effect", metavar="PERCENT", help="With --plan: the change to find. Default: 5%.")]
+Power = Annotated[str | None, typer.Option(metavar="PERCENT", help="With --plan: the chance of finding it. Default: 90%.")]
+Repeats = Annotated[int | None, typer.Option(min=1, help="With --plan: repeats per run. Default: as in the pilot runs.")]
 
 
 def compare(
@@ -32,48 +66,15 @@ def compare(
     further: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="With --plan: more pilot runs.")] = None,
     more_base: Annotated[list[str] | None, typer.Option("--base", help="A run of the base side. May be repeated.")] = None,
     more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side. May be repeated.")] = None,
-    gate: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="METRIC=TOLERANCE", help="Exit with 1 if the metric is worse by more than this: tpot=3%. May be repeated."
-        ),
-    ] = None,
-    experiment: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="A setting that differs on purpose. May be repeated.")
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KIND", help="Compare even if this differs: hardware, model or workload. May be repeated."),
-    ] = None,
-    smallest: Annotated[
-        float,
-        typer.Option(
-            min=0, max=100, metavar="PERCENT", help="The smallest change that gets a verdict; gates have their own tolerance."
-        ),
-    ] = 1.0,
-    process_spread: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=100,
-            metavar="PERCENT",
-            help="Standard deviation of times between processes, used if there are too few runs to measure it. Default: 1 on an "
-            "accelerator, 20 on a quiet CPU; on a busy CPU, there is no default.",
-        ),
-    ] = None,
-    plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Print how many runs are needed, from the pilot runs named: compare --plan RUN [RUN]..."),
-    ] = False,
-    find: Annotated[
-        str | None, typer.Option("--effect", metavar="PERCENT", help="With --plan: the change to find. Default: 5%.")
-    ] = None,
-    power: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="With --plan: the chance of finding it. Default: 90%.")
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(min=1, help="With --plan: repeats per run. Default: as in the pilot runs.")
-    ] = None,
+    gate: Gates = None,
+    experiment: Experiment = None,
+    allow: Allow = None,
+    smallest: Smallest = 1.0,
+    process_spread: ProcessSpread = None,
+    plan: PlanInstead = False,
+    find: ToFind = None,
+    power: Power = None,
+    repeats: Repeats = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole page as Markdown.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file: .html, .md or .json.")] = None,
     runs_dir: RunsDir = RUNS_DIR,

@@ -2,10 +2,20 @@
 
 from llm_perf_opt.analysis.comparison.planning import ComparisonPlan, Forecast, Noise, PlannedMetric
 from llm_perf_opt.analysis.comparison.statistics import LEVEL
-from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.units import counted
-from llm_perf_opt.report.document import Block, Code, Document, Paragraph, Section, Table, bullets, count_cell, numbers
-from llm_perf_opt.report.text import known, percent, seconds, signed_percent, words
+from llm_perf_opt.report.document import (
+    Block,
+    Code,
+    Document,
+    Paragraph,
+    Section,
+    Table,
+    bullets,
+    count_cell,
+    numbers,
+    when_known,
+)
+from llm_perf_opt.report.text import known, percent, present, seconds, signed_percent, words
 
 
 def plan_document(found: ComparisonPlan) -> Document:
@@ -29,34 +39,32 @@ _METHOD = (
 
 def _answer(found: ComparisonPlan) -> list[Block]:
     asked = f"a change of {signed_percent(found.effect, 1)} with a chance of {percent(found.power, 0)}"
-    if isinstance(found.runs, Missing):
-        return [Paragraph(f"No number of runs can be recommended to find {asked}: {found.runs.why}."), bullets(found.cautions)]
-    each = f"{counted(found.repeats, 'repeat')} each"
+    count = known(found.runs, 0)
+    if not count:
+        return [Paragraph(f"No number of runs can be recommended to find {asked}: {words(found.runs)}."), bullets(found.cautions)]
     lines = [
-        f"{counted(found.runs, 'run')} per side, {each}, find {asked} in every metric below that has a forecast.",
+        f"{counted(count, 'run')} per side, {counted(found.repeats, 'repeat')} each, find {asked} in every metric below that has a "
+        "forecast.",
         f"Time: about {seconds(found.run_seconds)} per run, {words(found.seconds, seconds)} in all.",
-        *_at_most(found),
+        _at_most(found),
         *found.cautions,
     ]
-    blocks: list[Block] = [bullets(lines), Paragraph("Make the runs in turn, with your change in those of new:")]
-    if isinstance(found.commands, Missing):
-        return [*blocks[:1], Paragraph(f"{found.commands.why}.")]
-    return [*blocks, Code("\n".join(found.commands))]
+    commands = when_known("The commands", found.commands, lambda made: [Code("\n".join(made))])
+    return [bullets(lines), Paragraph("Make the runs in turn, with your change in those of new:"), *commands]
 
 
-def _at_most(found: ComparisonPlan) -> list[str]:
+def _at_most(found: ComparisonPlan) -> str:
     """Return how many runs it takes if processes differ more than the pilots show."""
-    forecasts = [metric.forecast for metric in found.metrics if not isinstance(metric.forecast, Missing)]
-    most = [known(one.needed_most, None) for one in forecasts]
-    if None in most:
-        return ["If processes differ as much as the pilots leave possible, no number of runs considered is enough."]
-    return [f"If processes differ as much as the pilots leave possible: {max(count for count in most if count)} runs per side."]
+    forecasts = present(metric.forecast for metric in found.metrics)
+    most = present(one.needed_most for one in forecasts)
+    needed = f"{max(most)} runs per side" if len(most) == len(forecasts) else "no number of runs that was considered is enough"
+    return f"If processes differ as much as the pilots leave possible: {needed}."
 
 
 def _metric(found: ComparisonPlan, metric: PlannedMetric) -> list[Block]:
-    if isinstance(metric.forecast, Missing):
-        return [Paragraph(f"No forecast: {metric.forecast.why}.")]
-    return [Paragraph(_noise_words(metric.forecast.noise)), _table(found, metric.key, metric.forecast)]
+    return when_known(
+        "The forecast", metric.forecast, lambda known: [Paragraph(_noise_words(known.noise)), _table(found, metric.key, known)]
+    )
 
 
 def _noise_words(noise: Noise) -> str:

@@ -15,11 +15,12 @@ import numpy as np
 from llm_perf_opt.analysis.comparison.statistics import LEAST_REPEATS, LEVEL, RECOMMENDED_RUNS, UNKNOWN_SPREAD
 from llm_perf_opt.analysis.comparison.timeline import posterior, timeline_of
 from llm_perf_opt.analysis.stability import Floats, inflation_of, median, quarter_spread
+from llm_perf_opt.analysis.stats import student_quantile
 from llm_perf_opt.core.records import Maybe, Missing
 
 PLANNED = (RECOMMENDED_RUNS, 4, 5, 6, 8, 10, 15, 20, 30)
 """Runs per side that are considered."""
-DRAWS = 24
+DRAWS = 12
 """Pairs drawn for each number of runs; their half-widths vary by a fifth, so the forecast by a few points."""
 SURE = 0.995
 """No more runs are considered once the forecast reaches this."""
@@ -154,14 +155,20 @@ def forecast(noise: Noise, change: float, asked: float) -> Maybe[Forecast]:
         return UNKNOWN_SPREAD
     rows: list[PlannedRuns] = []
     size = abs(math.log1p(change))
-    for runs in PLANNED:
+    reach = _error(noise, noise.process, PLANNED[-1]) * student_quantile((1 + LEVEL) / 2, None) < size
+    for runs in PLANNED if reach else (PLANNED[0], PLANNED[-1]):
         usual, wide = (_Drawn(noise, process, runs) for process in (noise.process, noise.process_most))
         rows.append(PlannedRuns(runs, usual.power(size), wide.power(size), math.expm1(usual.finds(asked))))
-        if rows[-1].power_least >= SURE:
+        if rows[-1].power_least >= asked and rows[-1].power >= SURE:
             break
     why = Missing(f"{PLANNED[-1]} runs per side do not reach it")
     needed = next((row.runs for row in rows if row.power >= asked), why)
     return Forecast(noise, tuple(rows), needed, next((row.runs for row in rows if row.power_least >= asked), why))
+
+
+def _error(noise: Noise, process: float, runs: int) -> float:
+    """Return the standard error of the change."""
+    return math.sqrt(2 / runs * (process**2 + noise.of_level))
 
 
 class _Drawn:
@@ -169,7 +176,7 @@ class _Drawn:
 
     def __init__(self, noise: Noise, process: float, runs: int) -> None:
         generator = np.random.default_rng(_SEED)
-        self.error = math.sqrt(2 / runs * (process**2 + noise.of_level))
+        self.error = _error(noise, process, runs)
         self.halves = np.asarray([_half_width(noise, process, runs, generator) for _ in range(DRAWS if self.error else 1)])
 
     def power(self, size: float) -> float:

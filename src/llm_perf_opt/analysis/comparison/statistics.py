@@ -269,6 +269,7 @@ def _from_timeline(
     found = posterior(timeline_of(base, new, judgement.sides(len(base), len(new))))
     if found is None:
         return point, Interval(*[math.expm1(point)] * 4), 0.0
+    found = replace(found, errors=np.hypot(found.errors, judgement.apart))
     low, high, *bounds, change = found.quantiles(_OUTER, 1 - _OUTER, 1 - BOUND_LEVEL, BOUND_LEVEL, 0.5)
     interval = Interval(*(math.expm1(end) for end in (low, high, *bounds)))
     return change, interval, (high - low) / 2 / student_quantile(1 - _OUTER, None)
