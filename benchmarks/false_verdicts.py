@@ -118,8 +118,8 @@ def main() -> None:
     heads = ["false verdicts", *(f"{slowdown:.0%} found" for slowdown in SLOWDOWNS), "limit at 5%"]
     print(f"{'5 × 10 in turn (95 % interval of the simulation)':<50}" + "".join(f"{head:>24}" for head in heads))
     for kind in KINDS:
-        shares = [now[several(5, kind, slowdown)][0] for slowdown in (0.0, *SLOWDOWNS)]
-        cells = [*(_within(share, arguments.pairs) for share in shares), f"{limits[kind]:.1%}"]
+        found = [now[several(5, kind, slowdown)][0] for slowdown in (0.0, *SLOWDOWNS)]
+        cells = [*(_within(share, arguments.pairs) for share in found), f"{limits[kind]:.1%}"]
         print(f"{kind:<50}" + "".join(f"{text:>24}" for text in cells))
     plans = [*(f"1 × 30, {kind}" for kind in KINDS), *(several(runs, kind) for runs in (3, 5) for kind in KINDS)]
     wrong = [f"{row}: {now[row][0]:.1%} of false verdicts" for row in plans if now[row][0] > MOST_FALSE]

@@ -37,7 +37,8 @@ def limit(kind: str, plan: Plan, count: int, seed: int = 11) -> float:
 def timeline(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], plan: Plan) -> Floats:
     """The logarithms of the repeats, runs × repeats, in the order the runs were made."""
     waiting = iter(base), iter(new)
-    return np.log(np.asarray([next(waiting[side]) for side in plan.order]))
+    found: Floats = np.log(np.asarray([next(waiting[side]) for side in plan.order]))
+    return found
 
 
 def _ratio(likelihood: Likelihood, found: Floats, plan: Plan, change: float) -> float:
@@ -46,7 +47,8 @@ def _ratio(likelihood: Likelihood, found: Floats, plan: Plan, change: float) -> 
 
 def _without(found: Floats, plan: Plan, change: float) -> Floats:
     """The timeline without a change, about zero."""
-    return found - found.mean() - change * np.asarray(plan.order)[:, None]
+    rest: Floats = found - found.mean() - change * np.asarray(plan.order)[:, None]
+    return rest
 
 
 def _sum(logs: Floats) -> float:
@@ -81,7 +83,8 @@ def _independent(plan: Plan) -> Floats:
 
 def _alike(plan: Plan) -> Floats:
     place = np.arange(plan.repeats)
-    return plan.deviation**2 * 0.8 ** np.abs(place[:, None] - place)
+    found: Floats = plan.deviation**2 * 0.8 ** np.abs(place[:, None] - place)
+    return found
 
 
 def _walk(plan: Plan) -> Floats:

@@ -43,7 +43,7 @@ def _answer(found: ComparisonPlan) -> list[Block]:
     if not count:
         return [Paragraph(f"No number of runs can be recommended to find {asked}: {words(found.runs)}."), bullets(found.cautions)]
     lines = [
-        f"{counted(count, 'run')} per side, {counted(found.repeats, 'repeat')} each, find {asked} in every metric below that has a "
+        f"{counted(count, 'run')} per side, {counted(found.repeats, 'repeat')} each, find {asked} in every metric below with a "
         "forecast.",
         f"Time: about {seconds(found.run_seconds)} per run, {words(found.seconds, seconds)} in all.",
         _at_most(found),

@@ -81,7 +81,7 @@ def _transfers(densities: Floats, switching: Floats) -> Floats:
 
 def _running_products(matrices: Floats) -> Floats:
     """Return the products of the first k matrices for every k, each divided by its sum, in few steps for all fits at once."""
-    found = matrices / matrices.sum(axis=(0, 1))
+    found: Floats = matrices / matrices.sum(axis=(0, 1))
     reach = 1
     while reach < found.shape[-1]:
         first, second = found[..., :-reach], found[..., reach:]
