@@ -238,11 +238,17 @@ class Interval:
 
     def including_zero(self, point: float) -> "Interval":
         """Return the interval widened to include no change. `point` is the logarithm of the estimated change."""
-        low, high, bound_low, bound_high = (
-            math.expm1(math.log1p(end) - point) for end in (self.low, self.high, self.bound_low, self.bound_high)
+        return self.joined(
+            Interval(*(math.expm1(math.log1p(end) - point) for end in (self.low, self.high, self.bound_low, self.bound_high)))
         )
+
+    def joined(self, other: "Interval") -> "Interval":
+        """Return the interval that covers both."""
         return Interval(
-            min(self.low, low), max(self.high, high), min(self.bound_low, bound_low), max(self.bound_high, bound_high)
+            min(self.low, other.low),
+            max(self.high, other.high),
+            min(self.bound_low, other.bound_low),
+            max(self.bound_high, other.bound_high),
         )
 
 

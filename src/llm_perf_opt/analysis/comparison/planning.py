@@ -48,6 +48,8 @@ class Noise:
     """Pilot runs."""
     repeats: int
     """Repeats per run, of the pilot with the fewest or as planned."""
+    by_levels: bool = False
+    """Whether the levels of the runs must show a change by themselves as well: on a busy CPU."""
 
     @property
     def of_level(self) -> float:
@@ -130,7 +132,7 @@ def noise_of(pilots: Sequence[Sequence[float]], spread: float | None, repeats: i
     scatter = math.sqrt(sum(float(((run - run.mean()) ** 2).sum()) for run in runs) / freedom)
     planned = repeats or min(map(len, runs))
     process, most = _between([float(run.mean()) for run in runs], spread, scatter**2 * _share_left(len(runs[0]), likeness))
-    return Noise(scatter, likeness, process, most, len(runs), planned)
+    return Noise(scatter, likeness, process, most, len(runs), planned, by_levels=spread is None)
 
 
 def _share_left(repeats: int, likeness: float) -> float:
@@ -201,7 +203,11 @@ def _half_width(noise: Noise, process: float, runs: int, generator: np.random.Ge
     if found is None:
         return 0.0
     low, high = found.quantiles((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    return (high - low) / 2
+    if not noise.by_levels:
+        return (high - low) / 2
+    levels = np.asarray([median(run[:, 0]) for run in drawn]).reshape(2, runs)
+    spread = math.sqrt(float(levels.var(axis=1, ddof=1).mean()) * 2 / runs)
+    return max((high - low) / 2, student_quantile((1 + LEVEL) / 2, 2 * runs - 2) * spread)
 
 
 def _repeats(noise: Noise, generator: np.random.Generator) -> Floats:

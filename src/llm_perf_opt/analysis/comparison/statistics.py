@@ -18,8 +18,9 @@ only the first:
 A busy machine has states, and a run stays in one of them. On a CPU, equal runs differed by a factor of two although the repeats
 of each scattered by only 2.5 %, so the repeats of a run do not reveal it. If no spread may be assumed, there is no interval and
 no verdict with fewer than three runs on each side: two runs per side in two states look like a change too often, and so does a
-single run against any number. If a spread may be assumed and the repeats of a run scatter by more than `Judgement.restless`,
-processes are assumed to differ by the whole range of the repeats.
+single run against any number. With three, the interval of the runs' levels by Student's t must exclude zero as well. If a spread
+may be assumed and the repeats of a run scatter by more than `Judgement.restless`, processes are assumed to differ by the whole
+range of the repeats.
 
 A machine that changes its speed makes two runs differ as a change of the program does. If sides that were made one after the
 other differ, `rival` checks whether a drift or a level shift inside the runs explains that better. If so, the interval is widened
@@ -115,6 +116,7 @@ MOST_STEPS = 64
 UNKNOWN_SPREAD = Missing("too few runs to measure how much processes differ")
 _OUTER = (1 - LEVEL) / 2
 _SEED = 20240229
+_USED: dict[Verdict, Verdict] = {"faster": "less", "slower": "more"}
 DEFAULT_JUDGEMENT = Judgement()
 
 
@@ -125,8 +127,7 @@ def effect(
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Maybe[Effect]:
     """Compare a metric: for each side and run, one value per repeat. `higher_is_better`: it is a rate."""
-    unusable = _unusable(base, new)
-    if unusable is not None:
+    if (unusable := _unusable(base, new)) is not None:
         return unusable
     sides = [[np.log(np.asarray(run, np.float64))[:, None] for run in side] for side in (base, new)]
     return _with_enough_repeats(_effect(sides[0], sides[1], 0, higher_is_better, judgement))
@@ -160,8 +161,8 @@ def usage_effect(
         found = effect(shares[0], shares[1], judgement=judgement)
     if isinstance(found, Missing):
         return found
-    words: dict[Verdict, Verdict] = {"faster": "less", "slower": "more"}
-    return replace(found, base=_level(base), new=_level(new), verdict=words.get(found.verdict, found.verdict))
+    verdict = _USED.get(found.verdict, found.verdict)
+    return replace(found, base=_level(base), new=_level(new), verdict=verdict)
 
 
 def _exact(base: Sequence[float], new: Sequence[float], found: Effect, smallest: float) -> Effect:
@@ -176,7 +177,7 @@ def _exact(base: Sequence[float], new: Sequence[float], found: Effect, smallest:
 
 def _level(readings: Sequence[float]) -> float:
     """Return the geometric mean; for equal readings exactly that reading."""
-    return readings[0] * math.exp(float(np.mean([math.log(value / readings[0]) for value in readings])))
+    return readings[0] * math.exp(float(np.mean(np.log(np.asarray(readings) / readings[0]))))
 
 
 def paired_effect(
@@ -230,14 +231,19 @@ def _effect(
 ) -> Effect:
     """Compare two sides. `base`, `new`: the logarithms of each run, repeats × steps (one column if steps are not paired)."""
     generator = np.random.default_rng(_SEED)
-    interval: Maybe[Interval]
     inflation = inflation_of([medians(run) for run in (*base, *new)])
     sides = SampledSide(base, inflation, generator, higher_is_better), SampledSide(new, inflation, generator, higher_is_better)
     point = median(sides[1].profile - sides[0].profile)
     runs = len(base), len(new)
+    interval: Maybe[Interval]
     if judgement.timed and are_several(runs) and min(len(run) for run in (*base, *new)) >= LEAST_REPEATS:
-        point, interval, error = _from_timeline(base, new, point, judgement)
-        uncertainty = replace(_uncertainty(sides, _inside(sides, inflation), inflation, judgement), error=error)
+        uncertainty = _uncertainty(sides, _inside(sides, inflation), inflation, judgement)
+        of_levels = _interval(point, np.asarray([point]), uncertainty, runs)
+        point, interval = _from_timeline(base, new, point, judgement)
+        if judgement.process_spread is None and not isinstance(of_levels, Missing):
+            interval = interval.joined(of_levels)
+        width = math.log1p(interval.high) - math.log1p(interval.low)
+        uncertainty = replace(uncertainty, error=width / 2 / student_quantile(1 - _OUTER, None))
     else:
         drawn = np.sort(medians(sides[1].draws() - sides[0].draws()))
         uncertainty = _uncertainty(sides, max(*_halves(point, drawn, _OUTER), 0.0), inflation, judgement)
@@ -262,26 +268,20 @@ def _effect(
     )
 
 
-def _from_timeline(
-    base: Sequence[Floats], new: Sequence[Floats], point: float, judgement: Judgement
-) -> tuple[float, Interval, float]:
-    """Return the change, as a logarithm, its interval and its standard error. `point`: the change if nothing varies."""
+def _from_timeline(base: Sequence[Floats], new: Sequence[Floats], point: float, judgement: Judgement) -> tuple[float, Interval]:
+    """Return the change, as a logarithm, and its interval. `point`: the change if nothing varies."""
     found = posterior(timeline_of(base, new, judgement.sides(len(base), len(new))))
     if found is None:
-        return point, Interval(*[math.expm1(point)] * 4), 0.0
+        return point, Interval(*[math.expm1(point)] * 4)
     found = replace(found, errors=np.hypot(found.errors, judgement.apart))
-    low, high, *bounds, change = found.quantiles(_OUTER, 1 - _OUTER, 1 - BOUND_LEVEL, BOUND_LEVEL, 0.5)
-    interval = Interval(*(math.expm1(end) for end in (low, high, *bounds)))
-    return change, interval, (high - low) / 2 / student_quantile(1 - _OUTER, None)
+    *ends, change = found.quantiles(_OUTER, 1 - _OUTER, 1 - BOUND_LEVEL, BOUND_LEVEL, 0.5)
+    return change, Interval(*(math.expm1(end) for end in ends))
 
 
 def _inside(sides: tuple[SampledSide, SampledSide], inflation: float) -> float:
     """Return the half-width that the scatter of the repeats would leave if nothing else varied."""
-    variance = sum(
-        (scatter * inflation / len(side.repeats)) ** 2 / len(run)
-        for side in sides
-        for scatter, run in zip(side.scatters, side.repeats, strict=True)
-    )
+    runs = [(side, scatter, len(run)) for side in sides for scatter, run in zip(side.scatters, side.repeats, strict=True)]
+    variance = sum((scatter * inflation / len(side.repeats)) ** 2 / repeats for side, scatter, repeats in runs)
     return student_quantile(1 - _OUTER, None) * math.sqrt(variance)
 
 
