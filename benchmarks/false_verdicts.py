@@ -145,7 +145,7 @@ def _within(share: float, count: int) -> str:
     """The share with its 95 % interval (Wilson's)."""
     middle, half = share + 1.96**2 / 2 / count, 1.96 * (share * (1 - share) / count + (1.96 / 2 / count) ** 2) ** 0.5
     low, high = ((middle + side * half) / (1 + 1.96**2 / count) for side in (-1, 1))
-    return f"{share:.1%} ({low:.1%}–{high:.1%})"
+    return f"{share:.1%} ({max(low, 0):.1%}–{high:.1%})"
 
 
 def _shown(shares: tuple[float, float] | None) -> str:
