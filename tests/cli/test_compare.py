@@ -356,3 +356,58 @@ def test_a_machine_that_changed_its_speed_ends_no_gate_with_1(tmp_path: Path, ba
     done = CliRunner().invoke(app, words)
     assert done.exit_code == code, done.output
     assert said in done.stdout
+
+
+def test_a_plan_states_the_runs_their_time_and_the_commands(project: Path) -> None:
+    pilots = ["runs/main/1", "runs/main/2", "runs/main/3"]
+    done = llm_perf("compare", "--plan", *pilots, "--effect", "5%", "--json", cwd=project)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["effect"], plan["power"], plan["repeats"], plan["runs"]) == (0.05, 0.9, 20, 3)
+    rows = {metric["key"]: metric["forecast"]["table"] for metric in plan["metrics"]}
+    assert set(rows) == {"e2e", "ttft", "tpot"}
+    assert all(table[0]["runs"] == 3 and table[0]["power"] > 0.99 for table in rows.values())
+    assert plan["seconds"] == pytest.approx(6 * plan["run_seconds"])
+    assert [pilot["forecast"]["noise"]["runs"] for pilot in plan["metrics"]] == [3, 3, 3]
+    made = [shlex.split(line) for line in plan["commands"]]
+    folders = [words[-1].removeprefix("hydra.run.dir=") for words in made[:-1]]
+    assert folders == [f"runs/plan1-{side}/{number}" for number in (1, 2, 3) for side in ("base", "new")]
+    assert made[-1][1:] == ["compare", "runs/plan1-base/*", "runs/plan1-new/*"]
+    shown = llm_perf("compare", "--plan", *pilots, cwd=project).stdout
+    assert "hydra.run.dir=runs/plan1-new/3" in shown
+    assert "Make the runs in turn" in shown
+
+
+def test_a_plan_from_one_pilot_says_what_it_assumes_and_what_cannot_be_reached(project: Path) -> None:
+    words = ["compare", "--plan", "runs/main/1", "--json"]
+    plan = json.loads(llm_perf(*words, "--process-spread=1", "--repeats=12", cwd=project).stdout)
+    assert plan["repeats"] == 12
+    assert plan["metrics"][0]["forecast"]["noise"]["process"] == 0.01
+    assert "One pilot does not show how much processes differ" in plan["cautions"][0]
+    assert all("runtime.min_repeats=12" in line for line in plan["commands"][:-1])
+    busy = json.loads(llm_perf(*words, cwd=project).stdout)
+    assert "too few runs to measure" in busy["runs"]["why"]
+    far = json.loads(llm_perf(*words, "--process-spread=50", cwd=project).stdout)
+    assert "30 runs per side do not reach it" in far["runs"]["why"]
+    assert far["commands"] == far["runs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--plan", "runs/main/1", "--effect", "0.5%"], "--smallest"),
+        (["--plan", "runs/main/1", "--effect", "much"], "--effect"),
+        (["--plan", "runs/main/1", "--effect", "-100%"], "--effect"),
+        (["--plan", "runs/main/1", "--power", "100%"], "--power"),
+        (["--plan", "runs/main/1", "--repeats", "3"], "--repeats"),
+        (["--plan", "runs/main/1", "--gate", "tpot=3%"], "--gate"),
+        (["--plan", "runs/main/1", "runs/batch4/1"], "batch_size"),
+        (["--plan"], "no run"),
+        (["runs/main/1", "runs/change/1", "--effect", "5%"], "--plan"),
+        (["runs/main/1", "runs/change/1", "runs/change/2"], "two sides"),
+    ],
+)
+def test_what_a_plan_cannot_use_is_rejected(project: Path, words: list[str], said: str) -> None:
+    done = llm_perf("compare", *words, cwd=project)
+    assert done.returncode == 2
+    assert said in done.stderr

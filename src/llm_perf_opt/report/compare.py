@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.comparison.compare import Comparison, Row
 from llm_perf_opt.analysis.comparison.effects import Effect
 from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, POWER_SPREAD, FigureChange
-from llm_perf_opt.analysis.comparison.gates import GateResult
+from llm_perf_opt.analysis.comparison.gates import GateResult, needed_to_decide
 from llm_perf_opt.analysis.comparison.kernels import Both, unequal_steps
-from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, RECOMMENDED_RUNS, are_several, is_measured
+from llm_perf_opt.analysis.comparison.statistics import (
+    BOUND_LEVEL,
+    DEFAULT_JUDGEMENT,
+    LEVEL,
+    RECOMMENDED_RUNS,
+    are_several,
+    is_measured,
+)
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.report.text import known, memory_size, missing, percent, signed_percent, signed_percents, then, with_unit, words
@@ -88,7 +95,9 @@ def verdict_words(effect: Effect) -> str:
         return f"not distinguishable ({about}; {scatter})"
     if not effect.interval.has_zero:
         return f"not distinguishable ({about}; smaller than the smallest change that gets a verdict)"
-    return f"not distinguishable ({about})"
+    large = abs(effect.change) >= DEFAULT_JUDGEMENT.smallest
+    needed = known(needed_to_decide(effect, abs(effect.change), 0.0), "") if large else ""
+    return f"not distinguishable ({about}{needed and f'; if the change is real, to show it: {needed}'})"
 
 
 def interval_words(effect: Effect) -> str:
@@ -188,6 +197,12 @@ def method_words(found: Comparison) -> str:
 def _between_words(found: Comparison) -> str:
     judgement = found.judgement
     runs = len(found.base_runs), len(found.new_runs)
+    if are_several(runs):
+        return (
+            "With three or more runs per side, the change is judged from the timeline of all repeats, in the order the runs were "
+            "made: processes that differ, drifts, correlated noise and switches between two speeds are each considered, weighted "
+            "by how well they explain the repeats. It may therefore differ from the ratio of the medians shown."
+        )
     if is_measured(runs, judgement):
         words = "The spread between processes is measured from the runs of both sides (Student's t over their medians)."
     elif judgement.process_spread is None:
@@ -197,7 +212,5 @@ def _between_words(found: Comparison) -> str:
             f"The spread between processes is assumed to be {percent(judgement.process_spread)}, or more if the machine's "
             "speed changed by more during a run, or if runs of one side differ by more (with Student's t for so few)."
         )
-    if are_several(runs):
-        return words
     scatter = percent(judgement.restless, 0)
     return f"{words} If repeats vary by more than {scatter}, a change must exceed the range of the repeats."

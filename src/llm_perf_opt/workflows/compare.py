@@ -160,12 +160,12 @@ def compare_runs(
 
 def sides_of(base: Sequence[Path], new: Sequence[Path], *, traces: bool = True) -> tuple[Side, Side]:
     """Return the runs of two sides, analyzed. Raise ParseError if one is damaged, ConfigError if one is a copy of another."""
-    sides = [side_of([_analyzed(path, traces) for path in paths]) for paths in (base, new)]
+    sides = [side_of([analyzed(path, traces) for path in paths]) for paths in (base, new)]
     check_distinct([*sides[0].runs, *sides[1].runs])
     return sides[0], sides[1]
 
 
-def _analyzed(path: Path, traces: bool = True) -> RunAnalysis:
+def analyzed(path: Path, traces: bool = True) -> RunAnalysis:
     """Return the analysis of a run. Raise ParseError if its times are damaged."""
     found = analyze(RunReader.open(path), traces=traces)
     if found.damaged:  # an analysis goes on without times, a comparison cannot
@@ -182,7 +182,7 @@ def check_baseline(name: str, runs: Sequence[Path]) -> None:
         for path in runs:
             read_run(path)
         return
-    found = [_analyzed(path, traces=False) for path in runs]
+    found = [analyzed(path, traces=False) for path in runs]
     check_distinct(found)
     check_one_side(f"the baseline {name!r}", found)
 

@@ -19,7 +19,7 @@ from llm_perf_opt.analysis.comparison.differences import (
     not_in_turn,
     order_of,
 )
-from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
+from llm_perf_opt.analysis.comparison.effects import Effect, Judgement, in_turn
 from llm_perf_opt.analysis.comparison.facts import flatten
 from llm_perf_opt.analysis.comparison.figures import (
     ALL_PROCESSES,
@@ -175,8 +175,9 @@ def compare(
     facts = fact_differences(ran[0], ran[1], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
-        judgement = _with_assumed_spread(judgement, runs, [*timings[0], *timings[1]])
-    judgement = replace(judgement, order=order_of(base.runs, new.runs))
+        judgement = with_assumed_spread(judgement, runs, [*timings[0], *timings[1]])
+    made = in_turn(*([run.manifest.created for run in side.runs] for side in (base, new)))
+    judgement = replace(judgement, order=order_of(base.runs, new.runs), sequence=made)
     memory, energy = memory_changes(timings[0], timings[1], judgement), energy_changes(base.runs, new.runs, judgement)
     metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
     traced = TracedSteps(
@@ -243,7 +244,7 @@ def _timings(side: Side) -> list[CleanTimings]:
     return found
 
 
-def _with_assumed_spread(judgement: Judgement, runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> Judgement:
+def with_assumed_spread(judgement: Judgement, runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> Judgement:
     """Return the judgement with the spread between processes that may be assumed for this hardware, if any."""
     on_cpu = [run for run, measured in zip(runs, timings, strict=True) if measured.model.device.startswith("cpu")]
     if not on_cpu:

@@ -167,6 +167,25 @@ class Judgement:
     """Its cause."""
     order: Order = "in turn"
     """Order of the runs. With one run per side, "in turn" means equal times: base is taken as first."""
+    sequence: tuple[int, ...] = ()
+    """The side of each run, 0 for base and 1 for new, in the order they were made; empty: as `order` says, base first."""
+
+    timed: bool = True
+    """Whether the repeats of a run follow the machine over time; requests under load follow their place in the queue."""
+
+    def sides(self, base: int, new: int) -> tuple[int, ...]:
+        """Return the side of each of so many runs in the order they were made."""
+        if self.sequence:
+            return self.sequence
+        if self.order != "in turn":
+            return (0,) * base + (1,) * new if self.order == "base first" else (1,) * new + (0,) * base
+        return in_turn([""] * base, [""] * new)
+
+
+def in_turn(base: Sequence[str], new: Sequence[str]) -> tuple[int, ...]:
+    """Return the side of each run, 0 for base and 1 for new, by the time it was made; those of one time alternate."""
+    made = [(time, place / len(side), which) for which, side in enumerate((base, new)) for place, time in enumerate(side)]
+    return tuple(which for *_, which in sorted(made))
 
 
 @dataclass(frozen=True)
@@ -196,6 +215,8 @@ class Uncertainty:
     apart: float = 0.0
     """Deviation of the change that runs cannot show: `Judgement.apart`."""
     apart_why: str = ""
+    error: float = 0.0
+    """Standard error of the change from the timeline of several runs per side; 0 without."""
 
 
 @dataclass(frozen=True)
@@ -217,11 +238,17 @@ class Interval:
 
     def including_zero(self, point: float) -> "Interval":
         """Return the interval widened to include no change. `point` is the logarithm of the estimated change."""
-        low, high, bound_low, bound_high = (
-            math.expm1(math.log1p(end) - point) for end in (self.low, self.high, self.bound_low, self.bound_high)
+        return self.joined(
+            Interval(*(math.expm1(math.log1p(end) - point) for end in (self.low, self.high, self.bound_low, self.bound_high)))
         )
+
+    def joined(self, other: "Interval") -> "Interval":
+        """Return the interval that covers both."""
         return Interval(
-            min(self.low, low), max(self.high, high), min(self.bound_low, bound_low), max(self.bound_high, bound_high)
+            min(self.low, other.low),
+            max(self.high, other.high),
+            min(self.bound_low, other.bound_low),
+            max(self.bound_high, other.bound_high),
         )
 
 
@@ -233,7 +260,8 @@ class Effect:
     """Median; for several runs the geometric mean of their medians."""
     new: float
     change: float
-    """new / base − 1 of the medians of logarithms; for paired steps, the median over the steps."""
+    """new / base − 1 of the medians of logarithms; for paired steps, the median over the steps. With several runs per side, the
+    median of what the timeline of all repeats leaves possible (`timeline`)."""
     interval: Maybe[Interval]
     verdict: Verdict
     base_repeats: tuple[int, ...]

@@ -205,6 +205,13 @@ def _runs_needed(effect: Effect, between: float, share: float, room: float) -> s
     """Return the runs per side that would suffice, from the spread between processes and the uncertainty inside them."""
     about = effect.uncertainty
     base, new = effect.runs
+    if about.error:
+        needed = (
+            math.ceil(2 / (1 / base + 1 / new) * (student_quantile(share, None) * about.error / room) ** 2)
+            if room
+            else MOST_RUNS + 1
+        )
+        return f"{max(needed, min(base, new) + 1)} runs per side" if needed <= MOST_RUNS else ""
     single = _inside_deviation(effect) / math.sqrt(1 / base + 1 / new)
     deviation = between if about.measured else math.hypot(between, single)
     for runs in range(RECOMMENDED_RUNS if about.restless else 2, MOST_RUNS + 1):

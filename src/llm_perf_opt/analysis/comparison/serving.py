@@ -110,7 +110,7 @@ def _judgement(base: Sequence[ServingRun], new: Sequence[ServingRun], judgement:
     spread = judgement.process_spread
     if spread is None and all(run.accelerator for run in (*base, *new)):
         spread = ACCELERATOR_SPREAD
-    return replace(judgement, process_spread=spread, restless=math.inf)
+    return replace(judgement, process_spread=spread, restless=math.inf, timed=False)
 
 
 def _check_models(base: Sequence[ServingRun], new: Sequence[ServingRun], allow: Sequence[str]) -> None:

@@ -7,8 +7,9 @@ only the first:
 - **inside a run**: a percentile bootstrap of the median over its repeats, widened if neighboring repeats are correlated (rank
   autocorrelation), because n correlated repeats carry less information than n. BCa is not used: its acceleration comes from a
   jackknife, which is inconsistent for the median. Simulations in the tests show that the percentile interval keeps its level.
-- **between processes**: memory layout, clocks, other processes. Two equal runs differ by it. From `MEASURED_FROM` degrees of
-  freedom it is measured: Student's t over the runs' medians, pooled over both sides. With fewer it is assumed, if allowed
+- **between processes**: memory layout, clocks, other processes. Two equal runs differ by it. With three runs on each side it is
+  measured, together with what the machine did meanwhile, from the timeline of all repeats (`timeline`). With two, Student's t
+  over the runs' medians measures it, pooled over both sides (`MEASURED_FROM`). With fewer it is assumed, if allowed
   (`Judgement.process_spread`), or taken from the movement of a run's level if that is larger (`stability`): two levels that far
   apart deviate by that over √2. What the runs of one side show is also used, with Student's t, and the wider of the two applies.
   Two runs against one have one degree of freedom: taken as known, their spread would call one pair of equal sides in four
@@ -17,8 +18,9 @@ only the first:
 A busy machine has states, and a run stays in one of them. On a CPU, equal runs differed by a factor of two although the repeats
 of each scattered by only 2.5 %, so the repeats of a run do not reveal it. If no spread may be assumed, there is no interval and
 no verdict with fewer than three runs on each side: two runs per side in two states look like a change too often, and so does a
-single run against any number. If a spread may be assumed and the repeats of a run scatter by more than `Judgement.restless`,
-processes are assumed to differ by the whole range of the repeats.
+single run against any number. With three, the interval of the runs' levels by Student's t must exclude zero as well. If a spread
+may be assumed and the repeats of a run scatter by more than `Judgement.restless`, processes are assumed to differ by the whole
+range of the repeats.
 
 A machine that changes its speed makes two runs differ as a change of the program does. If sides that were made one after the
 other differ, `rival` checks whether a drift or a level shift inside the runs explains that better. If so, the interval is widened
@@ -32,6 +34,7 @@ from dataclasses import replace
 import numpy as np
 
 from llm_perf_opt.analysis.comparison.effects import Effect, Interval, Judgement, Order, Rival, Uncertainty, Verdict, rival
+from llm_perf_opt.analysis.comparison.timeline import posterior, timeline_of
 from llm_perf_opt.analysis.stability import Floats, inflation_of, median, medians, quantile, quarter_spread, stability
 from llm_perf_opt.analysis.stats import student_quantile
 from llm_perf_opt.core.records import Maybe, Missing
@@ -42,16 +45,12 @@ DRAWS = 1000
 
 
 class SampledSide:
-    """A side: its profile (one value per step, or just one), bootstrap draws of it, and each run's level, as logarithms."""
+    """A side: its profile (one value per step, or just one) and each run's level, as logarithms."""
 
     def __init__(self, runs: Sequence[Floats], inflation: float, generator: np.random.Generator, rates: bool) -> None:
         profiles = [medians(run.T) for run in runs]
-        draws = [
-            profile + inflation * (_resampled_medians(run, generator) - profile)
-            for run, profile in zip(runs, profiles, strict=True)
-        ]
+        self._runs, self._profiles, self._inflation, self._generator = runs, profiles, inflation, generator
         self.profile = mean(profiles)
-        self.draws = mean(draws)
         self.run_levels: Floats = np.asarray([median(profile) for profile in profiles])
         # As in the run's own report: with an even count, the median averages the middle two times, not logarithms or rates.
         sign = -1 if rates else 1
@@ -62,6 +61,13 @@ class SampledSide:
         self.visited = max(float(np.ptp(values)) for values in self.repeats)
         self.stability = tuple(stability(values) for values in self.repeats)
         self.moved = max(abs(math.log1p(run.size)) if run.p_value <= BEYOND_CHANCE else 0.0 for run in self.stability)
+
+    def draws(self) -> Floats:
+        """Return bootstrap draws of the profile."""
+        return mean([
+            profile + self._inflation * (_resampled_medians(run, self._generator) - profile)
+            for run, profile in zip(self._runs, self._profiles, strict=True)
+        ])  # fmt: skip
 
 
 def mean(values: Sequence[Floats]) -> Floats:
@@ -110,8 +116,7 @@ MOST_STEPS = 64
 UNKNOWN_SPREAD = Missing("too few runs to measure how much processes differ")
 _OUTER = (1 - LEVEL) / 2
 _SEED = 20240229
-
-
+_USED: dict[Verdict, Verdict] = {"faster": "less", "slower": "more"}
 DEFAULT_JUDGEMENT = Judgement()
 
 
@@ -122,8 +127,7 @@ def effect(
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Maybe[Effect]:
     """Compare a metric: for each side and run, one value per repeat. `higher_is_better`: it is a rate."""
-    unusable = _unusable(base, new)
-    if unusable is not None:
+    if (unusable := _unusable(base, new)) is not None:
         return unusable
     sides = [[np.log(np.asarray(run, np.float64))[:, None] for run in side] for side in (base, new)]
     return _with_enough_repeats(_effect(sides[0], sides[1], 0, higher_is_better, judgement))
@@ -157,8 +161,8 @@ def usage_effect(
         found = effect(shares[0], shares[1], judgement=judgement)
     if isinstance(found, Missing):
         return found
-    words: dict[Verdict, Verdict] = {"faster": "less", "slower": "more"}
-    return replace(found, base=_level(base), new=_level(new), verdict=words.get(found.verdict, found.verdict))
+    verdict = _USED.get(found.verdict, found.verdict)
+    return replace(found, base=_level(base), new=_level(new), verdict=verdict)
 
 
 def _exact(base: Sequence[float], new: Sequence[float], found: Effect, smallest: float) -> Effect:
@@ -173,7 +177,7 @@ def _exact(base: Sequence[float], new: Sequence[float], found: Effect, smallest:
 
 def _level(readings: Sequence[float]) -> float:
     """Return the geometric mean; for equal readings exactly that reading."""
-    return readings[0] * math.exp(float(np.mean([math.log(value / readings[0]) for value in readings])))
+    return readings[0] * math.exp(float(np.mean(np.log(np.asarray(readings) / readings[0]))))
 
 
 def paired_effect(
@@ -230,9 +234,20 @@ def _effect(
     inflation = inflation_of([medians(run) for run in (*base, *new)])
     sides = SampledSide(base, inflation, generator, higher_is_better), SampledSide(new, inflation, generator, higher_is_better)
     point = median(sides[1].profile - sides[0].profile)
-    drawn = np.sort(medians(sides[1].draws - sides[0].draws))
-    uncertainty = _uncertainty(sides, point, drawn, inflation, judgement)
-    interval = _interval(point, drawn, uncertainty, (len(base), len(new)))
+    runs = len(base), len(new)
+    interval: Maybe[Interval]
+    if judgement.timed and are_several(runs) and min(len(run) for run in (*base, *new)) >= LEAST_REPEATS:
+        uncertainty = _uncertainty(sides, _inside(sides, inflation), inflation, judgement)
+        of_levels = _interval(point, np.asarray([point]), uncertainty, runs)
+        point, interval = _from_timeline(base, new, point, judgement)
+        if judgement.process_spread is None and not isinstance(of_levels, Missing):
+            interval = interval.joined(of_levels)
+        width = math.log1p(interval.high) - math.log1p(interval.low)
+        uncertainty = replace(uncertainty, error=width / 2 / student_quantile(1 - _OUTER, None))
+    else:
+        drawn = np.sort(medians(sides[1].draws() - sides[0].draws()))
+        uncertainty = _uncertainty(sides, max(*_halves(point, drawn, _OUTER), 0.0), inflation, judgement)
+        interval = _interval(point, drawn, uncertainty, runs)
     cause = _rival(sides, interval, judgement.order)
     if cause is not None and not isinstance(interval, Missing):
         interval = interval.including_zero(point)
@@ -253,14 +268,29 @@ def _effect(
     )
 
 
-def _uncertainty(
-    sides: tuple[SampledSide, SampledSide], point: float, drawn: Floats, inflation: float, judgement: Judgement
-) -> Uncertainty:
+def _from_timeline(base: Sequence[Floats], new: Sequence[Floats], point: float, judgement: Judgement) -> tuple[float, Interval]:
+    """Return the change, as a logarithm, and its interval. `point`: the change if nothing varies."""
+    found = posterior(timeline_of(base, new, judgement.sides(len(base), len(new))))
+    if found is None:
+        return point, Interval(*[math.expm1(point)] * 4)
+    found = replace(found, errors=np.hypot(found.errors, judgement.apart))
+    *ends, change = found.quantiles(_OUTER, 1 - _OUTER, 1 - BOUND_LEVEL, BOUND_LEVEL, 0.5)
+    return change, Interval(*(math.expm1(end) for end in ends))
+
+
+def _inside(sides: tuple[SampledSide, SampledSide], inflation: float) -> float:
+    """Return the half-width that the scatter of the repeats would leave if nothing else varied."""
+    runs = [(side, scatter, len(run)) for side in sides for scatter, run in zip(side.scatters, side.repeats, strict=True)]
+    variance = sum((scatter * inflation / len(side.repeats)) ** 2 / repeats for side, scatter, repeats in runs)
+    return student_quantile(1 - _OUTER, None) * math.sqrt(variance)
+
+
+def _uncertainty(sides: tuple[SampledSide, SampledSide], inside: float, inflation: float, judgement: Judgement) -> Uncertainty:
     runs = len(sides[0].run_levels), len(sides[1].run_levels)
     seen = _seen(sides, sum(runs) - 2)
     scatter = pooled_scatter([scatter for side in sides for scatter in side.scatters])
     return Uncertainty(
-        inside=max(*_halves(point, drawn, _OUTER), 0.0),
+        inside=inside,
         between=_between(sides, seen, judgement),
         measured=is_measured(runs, judgement),
         freedom=sum(runs) - 2,
