@@ -1,5 +1,6 @@
 """How much longer each rank took than the others for the same own work, beyond the usual scatter."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,10 @@ _BEYOND = 6
 _NEAREST, _TO_DEVIATION = 0.25, 3.139
 """The share of values that are surely not delayed, even if several ranks are late; and the standard deviation of normal values
 as a multiple of the distance from the middle within which this share lies."""
+_OF_MIDDLE, _FAR, _ROUNDS = 1.4826, 3, 8
+"""The deviation as a multiple of the median distance, how many deviations away a value is left out, and how often at most."""
+_MOST_APART = 16
+"""Repetitions that are compared with each other are fewer than this apart."""
 _OF_MEDIAN = 1.2533
 """The standard error of the median of normal values as a multiple of that of their mean."""
 _LEAST_OWN = 4
@@ -82,24 +87,42 @@ def _beyond_scatter(values: Int64, kinds: Int64) -> Int64:
 def _of_one_kind(values: Int64) -> Int64:
     """Return the excess of each rank in the repetitions of the same work: what is usual for it, and what stands out."""
     count, ranks = values.shape
-    excess = values - (np.median(values) if ranks == 1 else _median_of_others(values))
-    usual = np.median(excess, axis=0)
+    excess = values - (_lower_median(values) if ranks == 1 else _median_of_others(values))
+    usual = _lower_median(excess)
     scatter = _scatter(values if ranks >= _LEAST_OWN else excess)
     least = max(_BEYOND * scatter * _OF_MEDIAN / np.sqrt(count), CLOCKS_AGREE_NS)
     steady = np.where(usual > least, usual, 0)
-    stands_out: Bool = excess - steady > max(_BEYOND * scatter, CLOCKS_AGREE_NS)
-    return np.asarray(np.where(stands_out, excess, steady), np.int64)
+    beyond = max(_BEYOND * scatter, CLOCKS_AGREE_NS)
+    apart: Bool = np.abs(excess - steady) > beyond
+    return np.asarray(np.where(~apart, steady, np.where(excess > beyond, excess, 0)), np.int64)
+
+
+def _lower_median(values: Int64) -> Int64:
+    """Return the lower median of each column: if half of the values are late, it is not."""
+    found: Int64 = np.sort(values, axis=0)[(len(values) - 1) // 2]
+    return found
 
 
 def _scatter(values: Int64) -> float:
     """Return the deviation of the values that nothing delayed: of four ranks or more, from that in the middle of each repetition;
-    of fewer, from the middle of each rank."""
+    of fewer, between the repetitions of each rank.
+
+    The nearest quarter of the distances shows it roughly even if half of the values are late; what is far beyond is left out.
+    """
     if values.shape[1] >= _LEAST_OWN:
         ordered, middle = np.sort(values, axis=1), (values.shape[1] - 1) // 2
-        around = np.delete(np.abs(ordered - ordered[:, middle : middle + 1]), middle, axis=1)
+        around = np.delete(np.abs(ordered - ordered[:, middle : middle + 1]), middle, axis=1).reshape(-1)
     else:
-        around = np.abs(values - np.median(values, axis=0))
-    return _TO_DEVIATION * float(np.quantile(around, _NEAREST))
+        apart = range(1, min(len(values), _MOST_APART))
+        around = np.concatenate([np.zeros(1), *(np.abs(values[by:] - values[:-by]).reshape(-1) for by in apart)])[len(apart) > 0 :]
+        around = around / math.sqrt(2)  # of two values
+    found = _TO_DEVIATION * float(np.quantile(around, _NEAREST))
+    for _ in range(_ROUNDS):
+        closer = _OF_MIDDLE * float(np.median(around[around <= _FAR * found]))
+        if closer >= found:
+            break
+        found = closer
+    return found
 
 
 def _median_of_others(values: Int64) -> Int64:

@@ -265,12 +265,19 @@ def _before(members: Sequence[_Member], after: Sequence[Int64]) -> Int64:
         proposed = _last_ended(member, done)
         ends = [np.where(proposed == NONE, _NEVER, other.end[proposed]) for other in members]
         holds = np.all([end <= other.start + _TOUCH_NS for end, other in zip(ends, members, strict=True)], axis=0)
-        touches = np.sum([np.abs(other.start - end) <= _TOUCH_NS for end, other in zip(ends, members, strict=True)], axis=0)
+        touches = np.sum([_nearer(*each, _TOUCH_NS) for each in zip(members, after, ends, strict=True)], axis=0)
         better = holds & (touches > best) & (proposed != found[:, 0])
         found[better, 1], best[better] = proposed[better], touches[better]
     for member in members:
         wrong = (found[:, 0] != NONE) & (member.end[found[:, 0]] > member.start + _TOUCH_NS)
         found[wrong, 0] = NONE
+    return found
+
+
+def _nearer(member: _Member, done: Int64, end: Int64, most: int) -> Bool:
+    """Return which collectives begin with the end of the other one rather than with that of the work before them."""
+    apart = np.abs(member.start - end)
+    found: Bool = (apart <= most) & (apart < np.abs(member.start - member.reach[done]))
     return found
 
 
