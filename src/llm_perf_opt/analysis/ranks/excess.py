@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS
 from llm_perf_opt.analysis.ranks.programs import Chain, Program
@@ -104,18 +106,33 @@ def _lower_median(values: Int64) -> Int64:
 
 
 def _scatter(values: Int64) -> float:
-    """Return the deviation of the values that nothing delayed: of four ranks or more, from that in the middle of each repetition;
-    of fewer, between the repetitions of each rank.
+    """Return the deviation of the values that nothing delayed.
 
-    The nearest quarter of the distances shows it roughly even if half of the values are late; what is far beyond is left out.
+    Of four ranks or more, it is that from the middle of each repetition or, if it is smaller, that between the repetitions of a
+    rank together with that between ranks; of fewer, that between the repetitions.
     """
-    if values.shape[1] >= _LEAST_OWN:
-        ordered, middle = np.sort(values, axis=1), (values.shape[1] - 1) // 2
-        around = np.delete(np.abs(ordered - ordered[:, middle : middle + 1]), middle, axis=1).reshape(-1)
-    else:
-        apart = range(1, min(len(values), _MOST_APART))
-        around = np.concatenate([np.zeros(1), *(np.abs(values[by:] - values[:-by]).reshape(-1) for by in apart)])[len(apart) > 0 :]
-        around = around / math.sqrt(2)  # of two values
+    count, ranks = values.shape
+    apart = range(1, min(count, _MOST_APART))
+    differences = [np.abs(values[by:] - values[:-by]).reshape(-1) for by in apart]
+    within = _of_distances(np.concatenate(differences) / math.sqrt(2)) if differences else None
+    if ranks < _LEAST_OWN:
+        return within or 0.0
+    across = _of_distances(_from_the_middle(values))
+    if within is None or within >= across:
+        return across
+    between = _from_the_middle(_lower_median(values)[None, :])
+    return min(across, math.hypot(within, _TO_DEVIATION * float(np.quantile(between, _NEAREST, method="lower"))))
+
+
+def _from_the_middle(values: Int64) -> Int64:
+    """Return how far the others are from the middle of each row."""
+    ordered, middle = np.sort(values, axis=1), (values.shape[1] - 1) // 2
+    return np.delete(np.abs(ordered - ordered[:, middle : middle + 1]), middle, axis=1).reshape(-1)
+
+
+def _of_distances(around: NDArray[np.number[Any]]) -> float:
+    """Return the deviation that distances show: the nearest quarter shows it roughly, even if half of the values are late; what
+    is far beyond that is left out."""
     found = _TO_DEVIATION * float(np.quantile(around, _NEAREST))
     for _ in range(_ROUNDS):
         closer = _OF_MIDDLE * float(np.median(around[around <= _FAR * found]))
