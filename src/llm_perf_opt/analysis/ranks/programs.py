@@ -166,6 +166,8 @@ def _chains(members: Sequence[_Member], order: _Order, kinds: Int64) -> tuple[Ch
     after = _after(members)
     waits = _waits(members, order, kinds)
     before = _before(members, after, kinds)
+    free = _independent_of_work(members, after, before, kinds)
+    after = [np.where(free, 0, done) for done in after]
     return tuple(_chain(*each, before) for each in zip(members, after, waits, strict=True))
 
 
@@ -281,6 +283,18 @@ def _before(members: Sequence[_Member], after: Sequence[Int64], kinds: Int64) ->
     for member in members:
         wrong = (found[:, 0] != NONE) & (member.end[found[:, 0]] > member.start + _TOUCH_NS)
         found[wrong, 0] = NONE
+    return found
+
+
+def _independent_of_work(members: Sequence[_Member], after: Sequence[Int64], before: Int64, kinds: Int64) -> Bool:
+    """Return which collectives begin with the end of an earlier one on all ranks, if none of their kind begins with that of work."""
+    held = (before != NONE).any(axis=1)
+    with_work = np.zeros(len(before), np.bool_)
+    for member, done in zip(members, after, strict=True):
+        end = np.where(before == NONE, -_NEVER, member.end[before]).max(axis=1)
+        held &= _nearer(member, done, end, _TOUCH_NS)
+        with_work |= np.abs(member.start - member.reach[done]) <= _TOUCH_NS
+    found: Bool = held & ~np.isin(kinds, kinds[with_work])
     return found
 
 
