@@ -72,31 +72,43 @@ def _of_repetitions(chain: Chain, kinds: Int64) -> ProgramExcess:
     for often in range(min(count, pieces), _LEAST_OWN - 1, -1):
         if not count % often and not pieces % often and (kinds.reshape(often, -1) == kinds[: count // often]).all():
             excess = _beyond_scatter(chain.of_pieces_ns[:, None], np.arange(pieces) % (pieces // often))[:, 0]
+            lag = _beyond_scatter(chain.lag_ns[:, None], np.arange(count) % (count // often))[:, 0]
             before = np.concatenate([[0], np.cumsum(excess)])
             work = np.diff(before[np.append(chain.piece, pieces)], prepend=0)
-            return ProgramExcess([work], [np.zeros(count, np.int64)])
+            return ProgramExcess([work], [lag])
     return ProgramExcess([nothing], [np.zeros(count, np.int64)])
 
 
 def _beyond_scatter(values: Int64, kinds: Int64) -> Int64:
+    """Return the excess. What repeats too rarely to show its scatter is taken to scatter like the rest, in proportion."""
     found = np.zeros(values.shape, np.int64)
     order = np.argsort(kinds, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1):
-        found[rows] = _of_one_kind(values[rows])
+    groups = [rows for rows in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1) if len(rows)]
+    scatter = [_scatter(values[rows]) if values.shape[1] > 1 or len(rows) > 1 else 0.0 for rows in groups]
+    typical = [float(np.median(values[rows])) for rows in groups]
+    often = [of / mean for of, mean, rows in zip(scatter, typical, groups, strict=True) if len(rows) >= _LEAST_OWN and mean > 0]
+    usual = float(np.median(often)) if often else math.inf
+    for rows, of, mean in zip(groups, scatter, typical, strict=True):
+        rarely = len(rows) < _LEAST_OWN and mean > 0
+        found[rows] = _of_one_kind(values[rows], min(of, usual * mean) if rarely else of)
     return found
 
 
-def _of_one_kind(values: Int64) -> Int64:
+def _of_one_kind(values: Int64, scatter: float) -> Int64:
     """Return the excess of each rank in the repetitions of the same work: what is usual for it, and what stands out."""
     count, ranks = values.shape
-    excess = values - (_lower_median(values) if ranks == 1 else _median_of_others(values))
+    excess = _excess(values)
     usual = _lower_median(excess)
-    scatter = _scatter(values if ranks >= _LEAST_OWN else excess)
     least = max(_BEYOND * scatter * _OF_MEDIAN / np.sqrt(count), CLOCKS_AGREE_NS)
     steady = np.where(usual > least, usual, 0)
     beyond = max(_BEYOND * scatter, CLOCKS_AGREE_NS)
     apart: Bool = np.abs(excess - steady) > beyond
     return np.asarray(np.where(~apart, steady, np.where(excess > beyond, excess, 0)), np.int64)
+
+
+def _excess(values: Int64) -> Int64:
+    """Return how far values are above the median of the other ranks or, of one rank, above its own."""
+    return values - (_lower_median(values) if values.shape[1] == 1 else _median_of_others(values))
 
 
 def _lower_median(values: Int64) -> Int64:
@@ -112,8 +124,9 @@ def _scatter(values: Int64) -> float:
     rank together with that between ranks; of fewer, that between the repetitions.
     """
     count, ranks = values.shape
+    compared = values if ranks >= _LEAST_OWN else _excess(values)
     apart = range(1, min(count, _MOST_APART))
-    differences = [np.abs(values[by:] - values[:-by]).reshape(-1) for by in apart]
+    differences = [np.abs(compared[by:] - compared[:-by]).reshape(-1) for by in apart]
     within = _of_distances(np.concatenate(differences) / math.sqrt(2)) if differences else None
     if ranks < _LEAST_OWN:
         return within or 0.0

@@ -24,6 +24,8 @@ _PROPOSERS = 8
 """Ranks that are asked what a collective may have begun after."""
 _LEAST_SHOWN = 3
 """The least number of collectives of a kind that show what belongs to the others."""
+_FEW = 0.1
+"""The share of collectives of a kind that may begin with the end of work by chance."""
 _NEVER = np.iinfo(np.int64).max // 2
 
 
@@ -287,14 +289,16 @@ def _before(members: Sequence[_Member], after: Sequence[Int64], kinds: Int64) ->
 
 
 def _independent_of_work(members: Sequence[_Member], after: Sequence[Int64], before: Int64, kinds: Int64) -> Bool:
-    """Return which collectives begin with the end of an earlier one on all ranks, if none of their kind begins with that of work."""
+    """Return which collectives begin with the end of an earlier one on all ranks, if few of their kind begin with that of work."""
     held = (before != NONE).any(axis=1)
-    with_work = np.zeros(len(before), np.bool_)
+    with_work = np.zeros(len(before), np.int64)
     for member, done in zip(members, after, strict=True):
         end = np.where(before == NONE, -_NEVER, member.end[before]).max(axis=1)
         held &= _nearer(member, done, end, _TOUCH_NS)
-        with_work |= np.abs(member.start - member.reach[done]) <= _TOUCH_NS
-    found: Bool = held & ~np.isin(kinds, kinds[with_work])
+        with_work += (np.abs(member.start - member.reach[done]) <= _TOUCH_NS) & (np.abs(member.start - end) > _TOUCH_NS)
+    kind = np.unique(kinds, return_inverse=True)[1].reshape(-1)
+    few = np.bincount(kind, with_work) < _FEW * len(members) * np.bincount(kind)
+    found: Bool = held & few[kind]
     return found
 
 
