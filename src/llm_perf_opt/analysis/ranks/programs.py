@@ -281,6 +281,9 @@ def _before(members: Sequence[_Member], after: Sequence[Int64], kinds: Int64) ->
         touches = np.sum([_nearer(*each, _TOUCH_NS) for each in zip(members, after, ends, strict=True)], axis=0)
         better = holds & (touches > best) & (proposed != found[:, 0])
         found[better, 1], best[better] = proposed[better], touches[better]
+    pair = np.unique(np.stack([kinds, np.where(best > 0, kinds[found[:, 1]], NONE)]), axis=1, return_inverse=True)[1].reshape(-1)
+    many = np.bincount(kinds, minlength=int(kinds.max()) + 1)[kinds]
+    found[np.bincount(pair, best)[pair] < _FEW * len(members) * many, 1] = NONE
     found[:, 1] = _like_others_of_their_kind(members, found[:, 1], kinds)
     for member in members:
         wrong = (found[:, 0] != NONE) & (member.end[found[:, 0]] > member.start + _TOUCH_NS)

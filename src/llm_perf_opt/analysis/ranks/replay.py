@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.ranks.programs import Chain
-from llm_perf_opt.traces.events import Columns, Int64
+from llm_perf_opt.traces.events import Bool, Columns, Int64
 from llm_perf_opt.traces.nesting import NONE
 
 _START = 0
@@ -45,7 +45,7 @@ class Advances:
     """How much earlier things happen without the excess of each late rank (a column each)."""
 
     of_end_ns: Int64
-    """Per rank: the end of its last work and collective if no other rank ended later."""
+    """Per rank, the end of its job."""
     of_collectives_ns: Int64
     """Per collective of the job, its end."""
 
@@ -63,7 +63,7 @@ class _Edges(Columns):
 
 
 def replay(lines: Sequence[Line], jobs: Sequence[int]) -> Advances:
-    """Return the advances. `jobs` has the same number for ranks that share collectives; `of_end_ns` is that of their job's end."""
+    """Return the advances. `jobs` has the same number for ranks that share collectives: `of_end_ns` is that of its end."""
     count = 1 + max((int(line.collective.max(initial=NONE)) for line in lines), default=NONE)
     entered = np.full(count, np.iinfo(np.int64).min)
     for line in lines:
@@ -115,11 +115,13 @@ def _edges_of(line: Line, first: int, entered: Int64, end: tuple[int, int], colu
     add(first + moment, 1 + line.collective[needed], base[moment] - chain.end_ns[needed], np.zeros(len(waits), np.int64))
     at = np.flatnonzero(~chain.is_wait)
     place = chain.place[at]
-    late = entered[line.collective[place]] - (chain.start_ns[place] - line.offset_ns) + chain.start_ns[place] - chain.lag_ns[place]
+    late = entered[line.collective[place]] + line.offset_ns - chain.lag_ns[place]
     node, lag = 1 + line.collective[place], line.lag_ns[place]
     add(node, source[at], late - chain.free_ns[at], gained[at] + lag)
+    since = np.full(len(chain.rows) + 1, len(resumed))  # a collective that work needed already holds back what follows
+    np.minimum.at(since, needed, moment)
     for earlier in chain.before[place].T:
-        there = np.flatnonzero(earlier != NONE)
+        there = np.flatnonzero((earlier != NONE) & (since[earlier] > before[at]))
         held = earlier[there]
         add(node[there], 1 + line.collective[held], late[there] - chain.end_ns[held], lag[there])
     last, (node_of_end, ended) = int(np.argmax(chain.end_ns)), end
@@ -138,17 +140,15 @@ def _advance(edges: _Edges, keys: Int64, columns: int) -> Int64:
     place[np.argsort(keys, kind="stable")] = np.arange(len(keys))
     edges = edges.rows(np.argsort(place[edges.node], kind="stable"))
     level, fits = _levels(edges, len(keys))
-    source = np.where(fits, edges.source, _START)
     order = np.lexsort((edges.node, level[edges.node]))
-    edges, source = edges.rows(order), source[order]
-    by_level = np.argsort(level, kind="stable")
-    place[by_level] = np.arange(len(keys))
+    edges, source = edges.rows(order), np.where(fits, edges.source, _START)[order]
+    number = np.argsort(np.argsort(level, kind="stable"), kind="stable")  # nodes without edges come first: their level is 0
     found = np.zeros((len(keys), columns), np.int64)
-    _by_level(edges, place[source], place[edges.node], level[by_level], found)
-    return found[place]
+    _by_level(edges, number[source], number[edges.node], level[edges.node], found)
+    return found[number]
 
 
-def _levels(edges: _Edges, count: int) -> tuple[Int64, Int64]:
+def _levels(edges: _Edges, count: int) -> tuple[Int64, Bool]:
     """Return the longest way to each node, and which edges lead to a node that is farther than their source."""
     level = [0] * count
     source, node = edges.source.tolist(), edges.node.tolist()
@@ -157,35 +157,31 @@ def _levels(edges: _Edges, count: int) -> tuple[Int64, Int64]:
             if level[one] >= level[other]:
                 level[other] = level[one] + 1
         found = np.array(level, np.int64)
-        fits = found[edges.source] < found[edges.node]
+        fits: Bool = found[edges.source] < found[edges.node]
         if fits.all():
             break
     return found, fits
 
 
 def _by_level(edges: _Edges, source: Int64, node: Int64, level: Int64, found: Int64) -> None:
-    """Set the advances of the nodes, level by level; nodes are numbered by level, and edges are sorted by node."""
-    slack = edges.slack_ns[:, None]
+    """Set the advances of the nodes, level by level. Nodes are numbered, and edges sorted, by level."""
     gaining = np.flatnonzero(edges.gain_ns)
     if not len(gaining):
         return
     begins = np.flatnonzero(np.diff(node, prepend=-1))
-    of_edge = level[node]
-    cuts = np.flatnonzero(np.diff(of_edge, prepend=-1))
-    bounds = np.append(cuts, len(node))
-    first_node = np.searchsorted(begins, bounds)
+    bounds = np.append(np.flatnonzero(np.diff(level, prepend=-1)), len(node))
+    groups = np.searchsorted(begins, bounds)
     gains = np.searchsorted(gaining, bounds).tolist()
-    nodes = node[begins]
-    start = max(int(np.searchsorted(bounds, gaining[0], "right")) - 1, 0)
-    limits, groups = bounds.tolist(), first_node.tolist()
-    for number in range(start, len(cuts)):
-        low, high = limits[number], limits[number + 1]
-        values = found[source[low:high]] + slack[low:high]
+    within = begins - bounds[np.repeat(np.arange(len(bounds) - 1), np.diff(groups))]
+    slack, limits, of_nodes = edges.slack_ns[:, None], bounds.tolist(), groups.tolist()
+    first = int(node[0])
+    for number in range(int(np.searchsorted(bounds, gaining[0], "right")) - 1, len(limits) - 1):
+        low, high, one, other = limits[number], limits[number + 1], of_nodes[number], of_nodes[number + 1]
+        values = found.take(source[low:high], axis=0)
+        values += slack[low:high]
         if gains[number] < gains[number + 1]:
             mine = gaining[gains[number] : gains[number + 1]]
             values[mine - low, edges.column[mine]] += edges.gain_ns[mine]
-        one, other = groups[number], groups[number + 1]
-        if other - one == high - low:
-            found[nodes[one:other]] = values
-        else:
-            found[nodes[one:other]] = np.minimum.reduceat(values, begins[one:other] - low)
+        if other - one < high - low:
+            values = np.minimum.reduceat(values, within[one:other])
+        found[first + one : first + other] = values

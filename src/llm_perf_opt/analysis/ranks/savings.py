@@ -120,7 +120,8 @@ def _numbered(compared: Sequence[_Compared], offsets: Sequence[int], meetings: S
         members = meeting.ranks.tolist()
         if not numbers.keys() >= set(members):
             continue
-        at = [places[index][np.minimum(rows, len(places[index]) - 1)] for index, rows in zip(members, meeting.rows.T, strict=True)]
+        rows = [np.minimum(mine, len(places[index]) - 1) for index, mine in zip(members, meeting.rows.T, strict=True)]
+        at = [places[index][mine] for index, mine in zip(members, rows, strict=True)]
         whole = np.flatnonzero(meeting.joined & (np.stack(at) != NONE).all(axis=0))
         for index, place in zip(members, at, strict=True):
             numbers[index][place[whole]] = total + np.arange(len(whole))
