@@ -18,7 +18,7 @@ _NEAREST, _TO_DEVIATION = 0.25, 3.139
 as a multiple of the distance from the middle within which this share lies."""
 _OF_MIDDLE, _FAR, _ROUNDS = 1.4826, 3, 8
 """The deviation as a multiple of the median distance, how many deviations away a value is left out, and how often at most."""
-_MOST_APART = 16
+_MOST_APART = 8
 """Repetitions that are compared with each other are fewer than this apart."""
 _OF_MEDIAN = 1.2533
 """The standard error of the median of normal values as a multiple of that of their mean."""
