@@ -96,10 +96,9 @@ def _beyond_scatter(values: Int64, kinds: Int64) -> Int64:
 
 def _of_one_kind(values: Int64, scatter: float) -> Int64:
     """Return the excess of each rank in the repetitions of the same work: what is usual for it, and what stands out."""
-    count, ranks = values.shape
     excess = _excess(values)
     usual = _lower_median(excess)
-    least = max(_BEYOND * scatter * _OF_MEDIAN / np.sqrt(count), CLOCKS_AGREE_NS)
+    least = max(_BEYOND * scatter * _OF_MEDIAN / math.sqrt(len(values)), CLOCKS_AGREE_NS)
     steady = np.where(usual > least, usual, 0)
     beyond = max(_BEYOND * scatter, CLOCKS_AGREE_NS)
     apart: Bool = np.abs(excess - steady) > beyond

@@ -292,7 +292,7 @@ def _before(members: Sequence[_Member], after: Sequence[Int64], kinds: Int64) ->
 
 
 def _independent_of_work(members: Sequence[_Member], after: Sequence[Int64], before: Int64, kinds: Int64) -> Bool:
-    """Return which collectives begin with the end of an earlier one on all ranks, if few of their kind begin with that of work."""
+    """Return which collectives begin with the end of an earlier one on all ranks, if few of their kind begin with work's."""
     held = (before != NONE).any(axis=1)
     with_work = np.zeros(len(before), np.int64)
     for member, done in zip(members, after, strict=True):

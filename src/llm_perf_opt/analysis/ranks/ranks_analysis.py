@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llm_perf_opt.analysis.ranks.clocks import Clocks, matched_on_one_clock
+from llm_perf_opt.analysis.ranks.clocks import Clocks
 from llm_perf_opt.analysis.ranks.document import (
     CauseLine,
     CollectiveLine,
@@ -15,8 +15,9 @@ from llm_perf_opt.analysis.ranks.document import (
     RanksAnalysis,
     RankStepLine,
 )
+from llm_perf_opt.analysis.ranks.drift import at_one_speed
 from llm_perf_opt.analysis.ranks.kind_table import kind_lines
-from llm_perf_opt.analysis.ranks.problems import named_ranks, rank_problems
+from llm_perf_opt.analysis.ranks.problems import drift_problems, named_ranks, rank_problems
 from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, NameIndex, RankFile, RankTrace
 from llm_perf_opt.analysis.ranks.savings import Meeting, Savings, savings
 from llm_perf_opt.analysis.ranks.timeline import shared_ns, without
@@ -32,7 +33,7 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     """Return the analysis of several ranks, sorted by rank."""
     ranks = [entry.trace for entry in files]
     numbers = [entry.rank for entry in files]
-    clocks, matches = matched_on_one_clock(ranks)
+    ranks, drifts, (clocks, matches) = at_one_speed(ranks)
     waits = [group_waits(ranks, match, clocks) for match in matches]
     offsets = [offset or 0 for offset in clocks.offsets(len(ranks))]
     saved = savings(ranks, offsets, [*map(_meeting, waits), *_transfers(ranks, clocks)])
@@ -42,10 +43,10 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     return RanksAnalysis(
         source=source,
         complete=all(entry.complete for entry in files),
-        problems=[*_of_files(files), *rank_problems(ranks, numbers, clocks, matches, lines)],
+        problems=[*_of_files(files), *rank_problems(ranks, numbers, clocks, matches, lines), *drift_problems(numbers, drifts)],
         world_size=max((trace.world_size for trace in ranks), default=0) or None,
-        hosts=_hosts(numbers, clocks),
-        ranks=_ranks(files, clocks, waits, lines, saved),
+        hosts=_hosts(numbers, clocks, drifts),
+        ranks=_ranks(files, ranks, clocks, waits, lines, saved),
         collectives=lines,
         collective_kinds=kind_lines(ranks, waits, clocks),
         steps=_steps(ranks, numbers, lines),
@@ -87,7 +88,7 @@ def _of_ranks(having: Sequence[tuple[int, ProblemLine]]) -> ProblemLine:
     return ProblemLine(problem.id, f"{who}: {what}", problem.fatal, problem.remedy)
 
 
-def _hosts(numbers: Sequence[int], clocks: Clocks) -> list[HostLine]:
+def _hosts(numbers: Sequence[int], clocks: Clocks, drifts: Sequence[float]) -> list[HostLine]:
     return [
         HostLine(
             host=clock.host,
@@ -95,6 +96,7 @@ def _hosts(numbers: Sequence[int], clocks: Clocks) -> list[HostLine]:
             offset_ns=clock.offset_ns,
             residual_ns=clock.residual_ns if clock.offset_ns is not None else None,
             pairs=clock.pairs,
+            drift_ppm=round(drifts[clock.traces[0]] * 1e6, 3),
         )
         for clock in clocks.hosts
     ]
@@ -202,6 +204,7 @@ def _step_names(ranks: Sequence[RankTrace], group: GroupWaits) -> list[str]:
 
 def _ranks(
     files: Sequence[RankFile],
+    traces: Sequence[RankTrace],
     clocks: Clocks,
     waits: Sequence[GroupWaits],
     lines: Sequence[CollectiveLine],
@@ -211,7 +214,7 @@ def _ranks(
     lateness = _lateness(lines)
     found = []
     for index, entry in enumerate(files):
-        trace, offset = entry.trace, offsets[index]
+        trace, offset = traces[index], offsets[index]
         known = trace.span_ns > 0
         waited, undivided = _divided(trace, index, waits, offset or 0) if known else (None, None)
         last, late = lateness.get(entry.rank, (None, None))
