@@ -54,8 +54,12 @@ def _without_drift(
         most = max(range(len(pending)), key=lambda place: len(shared[place][0]))
         number = pending.pop(most)
         mine, drift = clocks.hosts[number].traces, _drift(*shared[most])
-        for index in mine if drift else ():
-            drifts[index], same[index] = drift, _at_speed(ranks[index], drift, _origin(ranks, mine))
+        own, others = shared[most]
+        offset = _middle(own - drift * (own - _origin(ranks, mine)) - others) if len(own) else offsets[mine[0]]
+        for index in mine:
+            offsets[index] = offset
+            if drift:
+                drifts[index], same[index] = drift, _at_speed(ranks[index], drift, _origin(ranks, mine))
         known |= set(mine)
     return same, drifts
 
@@ -84,6 +88,10 @@ def _drift(mine: Int64, others: Int64) -> float:
 
 def _spread(values: NDArray[np.number[Any]]) -> float:
     return float(np.quantile(np.abs(values - np.median(values)), _NEAR))
+
+
+def _middle(values: NDArray[np.number[Any]]) -> int:
+    return round(float(np.median(values)))
 
 
 def _origin(ranks: Sequence[RankTrace], mine: Sequence[int]) -> int:

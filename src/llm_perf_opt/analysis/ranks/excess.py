@@ -139,7 +139,8 @@ def _scatter(values: Int64) -> float:
 def _from_the_middle(values: Int64) -> Int64:
     """Return how far the others are from the middle of each row."""
     ordered, middle = np.sort(values, axis=1), (values.shape[1] - 1) // 2
-    return np.delete(np.abs(ordered - ordered[:, middle : middle + 1]), middle, axis=1).reshape(-1)
+    found: Int64 = np.delete(np.abs(ordered - ordered[:, middle : middle + 1]), middle, axis=1).reshape(-1)
+    return found
 
 
 def _of_distances(around: NDArray[np.number[Any]]) -> float:
@@ -149,7 +150,7 @@ def _of_distances(around: NDArray[np.number[Any]]) -> float:
     for _ in range(_ROUNDS):
         closer = _OF_MIDDLE * float(np.median(around[around <= _FAR * found]))
         if closer >= found:
-            break
+            return closer
         found = closer
     return found
 

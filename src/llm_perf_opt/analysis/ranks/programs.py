@@ -236,7 +236,7 @@ def _filled(needed: Int64, limit: int) -> Int64:
     last = np.searchsorted(known, at, "right") - 1
     guess = needed[known[np.maximum(last, 0)]] + usual * (at - known[np.maximum(last, 0)])
     most = np.append(needed[known], limit)[last + 1]
-    return np.where((needed == NONE) & (last >= 0) & (guess < most), guess, needed)
+    return np.asarray(np.where((needed == NONE) & (last >= 0) & (guess < most), guess, needed), np.int64)
 
 
 def _resumed(member: _Member, order: _Order) -> Int64:
@@ -307,7 +307,7 @@ def _independent_of_work(members: Sequence[_Member], after: Sequence[Int64], bef
 
 def _like_others_of_their_kind(members: Sequence[_Member], before: Int64, kinds: Int64) -> Int64:
     """Return the earlier collectives with those that no rank shows, because something else held the later one back for longer."""
-    found = before.copy()
+    found: Int64 = before.copy()
     for kind in np.unique(kinds[before != NONE]).tolist():
         places = np.flatnonzero(kinds == kind)
         of, counts = np.unique(kinds[before[places][before[places] != NONE]], return_counts=True)
