@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.ranks.matching import CLOCKS_AGREE_NS, GroupMatch
 from llm_perf_opt.analysis.ranks.rank_trace import RankTrace
 from llm_perf_opt.traces.events import Int64
 
-_LEAST_ENDS = 16
+_LEAST_ENDS = 8
 """The least number of collectives that show a drift."""
 _LARGEST = 1e-3
 """No clock drifts by more: something else changes."""
