@@ -145,10 +145,9 @@ def drifting(file: RankFile, ppm: float, ahead: int, host: str) -> RankFile:
     def on_clock(times: np.ndarray) -> np.ndarray:
         return np.rint((times - BASE_NS) * STRETCHED * (1 + ppm * 1e-6)).astype(np.int64) + BASE_NS + ahead
 
-    collectives, work = (
-        replace(table, start_ns=on_clock(table.start_ns), end_ns=on_clock(table.end_ns))
-        for table in (trace.collectives, trace.work)
-    )
+    met, done = trace.collectives, trace.work
+    collectives = replace(met, start_ns=on_clock(met.start_ns), end_ns=on_clock(met.end_ns))
+    work = replace(done, start_ns=on_clock(done.start_ns), end_ns=on_clock(done.end_ns))
     first = int(on_clock(np.array([trace.first_ns]))[0])
     return replace(file, trace=replace(trace, host=host, first_ns=first, collectives=collectives, work=work))
 
@@ -160,8 +159,8 @@ def test_clocks_that_drift_are_put_on_one_speed(name: str, named: bool) -> None:
     ppm = [0.0, *(draw.choice([-1, 1]) * draw.uniform(20, 60) for _ in made.made[1:])]
     ahead = [0, *(draw.randrange(-(10**9), 10**9) for _ in made.made[1:])]
     files = [
-        drifting(file, *each, f"node{file.rank}" if named else "")
-        for file, *each in zip(rank_files(made.made), ppm, ahead, strict=True)
+        drifting(file, faster, by, f"node{file.rank}" if named else "")
+        for file, faster, by in zip(rank_files(made.made), ppm, ahead, strict=True)
     ]
     found = analyze_ranks(files, "job")
     assert not any(line.missing for line in found.collectives)
