@@ -102,9 +102,12 @@ def _at_speed(trace: RankTrace, drift: float, origin: int) -> RankTrace:
     """Return a rank with the times that a clock without the drift shows; both agree at the origin."""
 
     def at(times: Int64) -> Int64:
-        return times - np.rint(drift * (times - origin)).astype(np.int64)
+        found: Int64 = times - np.rint(drift * (times - origin)).astype(np.int64)
+        return found
 
-    tables = (trace.collectives, trace.work, trace.exposed)
-    collectives, work, exposed = (replace(table, start_ns=at(table.start_ns), end_ns=at(table.end_ns)) for table in tables)
+    met, done, alone = trace.collectives, trace.work, trace.exposed
+    collectives = replace(met, start_ns=at(met.start_ns), end_ns=at(met.end_ns))
+    work = replace(done, start_ns=at(done.start_ns), end_ns=at(done.end_ns))
+    exposed = replace(alone, start_ns=at(alone.start_ns), end_ns=at(alone.end_ns))
     first = None if trace.first_ns is None else int(at(np.array([trace.first_ns]))[0])
     return replace(trace, first_ns=first, collectives=collectives, work=work, exposed=exposed)

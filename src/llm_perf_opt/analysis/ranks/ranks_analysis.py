@@ -31,9 +31,8 @@ from llm_perf_opt.traces.nesting import NONE
 
 def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     """Return the analysis of several ranks, sorted by rank."""
-    ranks = [entry.trace for entry in files]
     numbers = [entry.rank for entry in files]
-    ranks, drifts, (clocks, matches) = at_one_speed(ranks)
+    ranks, drifts, (clocks, matches) = at_one_speed([entry.trace for entry in files])
     waits = [group_waits(ranks, match, clocks) for match in matches]
     offsets = [offset or 0 for offset in clocks.offsets(len(ranks))]
     saved = savings(ranks, offsets, [*map(_meeting, waits), *_transfers(ranks, clocks)])
@@ -151,7 +150,8 @@ def _of_group(
     values = (match.size_bytes, group.skew_ns, group.transfer_ns, group.wait_ns, group.late_ns)
     known = (_or_none(column) for column in values)
     last = [None if place == NONE else numbers[place] for place in group.last.tolist()]
-    whole, there = group.known.all(axis=1).tolist(), group.known.tolist()
+    whole: list[bool] = np.all(group.known, axis=1).tolist()
+    there: list[list[bool]] = group.known.tolist()
     columns = zip(index, match.kind, *known, last, steps, causes, match.mismatched.tolist(), group.why.tolist(), strict=True)
     found = []
     for row, (place, kind, moved, skew, transfer, wait, late, latest, step, cause, mismatched, why) in enumerate(columns):
