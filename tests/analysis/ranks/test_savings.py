@@ -6,14 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.ranks.excess import _of_one_kind
+from llm_perf_opt.analysis.ranks.excess import _beyond_scatter
 from llm_perf_opt.analysis.ranks.rank_trace import RankFile
 from llm_perf_opt.analysis.ranks.ranks_analysis import analyze_ranks
-from rank_jobs import LAYOUTS, Job, job, plans, rank_files, simulate
+from rank_jobs import BASE_NS, LAYOUTS, Job, job, plans, rank_files, simulate
 
 NAMED = 0.01
 """The least share of its time by which a rank must be behind to be named."""
-JOBS = 25
+SLACK = 0.003
+"""The share of its time by which a delay may be wrong whatever its size."""
+FEW, MANY = range(3000, 3006), range(3000, 3100)
+"""Seeds. The analysis was made with others."""
 
 
 def charged(made: Job, *, launches: bool = True) -> dict[int, int]:
@@ -21,20 +24,44 @@ def charged(made: Job, *, launches: bool = True) -> dict[int, int]:
     return {line.rank: line.newly_late_ns or 0 for line in found.ranks}
 
 
+def wrong(made: Job) -> list[tuple[int, int, int]]:
+    """Ranks whose delay is not what removing it (and no other) saves, with what is charged; no rank without a delay is named."""
+    found = []
+    for rank, ns in charged(made).items():
+        truth = made.truth_ns.get(rank, 0)
+        if rank not in made.truth_ns:
+            assert ns < NAMED * made.span_ns, (made.layout.seed, rank)
+        elif abs(ns - truth) > max(0.1 * truth, SLACK * made.span_ns):
+            found.append((rank, truth, ns))
+    return found
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_delay_is_what_removing_it_saves(name: str) -> None:
-    """Of 25 jobs, at most one delay is off by more than 10 % (and 1 % of the span), and no rank without a delay is named."""
-    off = []
-    for seed in range(JOBS):
-        made = job(name, seed)
-        for rank, ns in charged(made).items():
-            truth = made.truth_ns.get(rank, 0)
-            if rank not in made.truth_ns:
-                assert ns < NAMED * made.span_ns, (seed, rank)
-            elif abs(ns - truth) > max(0.1 * truth, 0.01 * made.span_ns):
-                off.append((seed, rank, truth, ns))
-    assert len(off) <= 1, off
-    assert all(0.75 * truth < ns < 1.25 * truth for _, _, truth, ns in off)
+    assert {seed: off for seed in FEW if (off := wrong(job(name, seed)))} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_few_delays_of_many_jobs_are_wrong(name: str) -> None:
+    off = {seed: off for seed in MANY if (off := wrong(job(name, seed)))}
+    assert len(off) <= 0.02 * len(MANY), off
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("tp×dp", 1002),  # work needs collectives of two groups; only one of them is earlier without the delay
+        ("tp×pp", 1024),  # two ranks; half of the repetitions are late
+        ("tp×pp", 1046),  # what a transfer needs is hidden, because its stream is later
+        ("tp×pp", 1025),  # a receive waits for its stream; work has ended before it by chance
+        ("dp", 1024),  # two of four ranks are late in the same work
+        ("tp", 2007),  # the work at the end is done once
+        ("pp", 2043),  # a late host; no other rank has its program
+    ],
+)
+def test_causes_of_wrong_delays(name: str, seed: int) -> None:
+    assert not wrong(job(name, seed))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -108,16 +135,65 @@ def test_collectives_that_are_missing_are_still_told_if_clocks_differ() -> None:
     assert "missing_collectives" in {problem.id for problem in found.problems}
 
 
+STRETCHED = 50
+
+
+def drifting(file: RankFile, ppm: float, ahead: int, host: str) -> RankFile:
+    """A rank of a job that takes 50 times as long, with a clock that runs faster by `ppm`."""
+    trace = file.trace
+
+    def on_clock(times: np.ndarray) -> np.ndarray:
+        return np.rint((times - BASE_NS) * STRETCHED * (1 + ppm * 1e-6)).astype(np.int64) + BASE_NS + ahead
+
+    met, done = trace.collectives, trace.work
+    collectives = replace(met, start_ns=on_clock(met.start_ns), end_ns=on_clock(met.end_ns))
+    work = replace(done, start_ns=on_clock(done.start_ns), end_ns=on_clock(done.end_ns))
+    first = int(on_clock(np.array([trace.first_ns]))[0])
+    return replace(file, trace=replace(trace, host=host, first_ns=first, collectives=collectives, work=work))
+
+
+@pytest.mark.parametrize(("name", "named"), [(name, place % 2 == 0) for place, name in enumerate(LAYOUTS)])
+def test_clocks_that_drift_are_put_on_one_speed(name: str, named: bool) -> None:
+    """Up to 60 ppm; nothing is missing, and the delays are those of one clock."""
+    made, draw = job(name, 3002), random.Random(name)
+    ppm = [0.0, *(draw.choice([-1, 1]) * draw.uniform(20, 60) for _ in made.made[1:])]
+    ahead = [0, *(draw.randrange(-(10**9), 10**9) for _ in made.made[1:])]
+    files = [
+        drifting(file, faster, by, f"node{file.rank}" if named else "")
+        for file, faster, by in zip(rank_files(made.made), ppm, ahead, strict=True)
+    ]
+    found = analyze_ranks(files, "job")
+    assert not any(line.missing for line in found.collectives)
+    assert "clocks_drift" in {problem.id for problem in found.problems}
+    shown = {rank: host.drift_ppm for host in found.hosts for rank in host.ranks}
+    first = next(rank for rank in shown if not shown[rank])
+    told = {rank: drift for rank, drift in shown.items() if drift}
+    assert told == {rank: pytest.approx(ppm[rank] - ppm[first], abs=8) for rank in told}  # small drifts do not stand out
+    for line in found.ranks:
+        truth = STRETCHED * made.truth_ns.get(line.rank, 0)
+        assert abs((line.newly_late_ns or 0) - truth) <= max(0.1 * truth, SLACK * STRETCHED * made.span_ns), line.rank
+
+
 def test_only_what_is_beyond_the_scatter_is_excess() -> None:
     random_ = np.random.default_rng(1)
-    values = (1_000_000 + 20_000 * random_.standard_normal((40, 4))).astype(np.int64)
-    assert not _of_one_kind(values).any()
+    values, alike = (1_000_000 + 20_000 * random_.standard_normal((40, 4))).astype(np.int64), np.zeros(40, np.int64)
+    assert not _beyond_scatter(values, alike).any()
     values[7, 2] += 500_000
-    found = _of_one_kind(values)
+    found = _beyond_scatter(values, alike)
     assert found[7, 2] == pytest.approx(500_000, abs=80_000)
     assert (found > 0).sum() == 1
     values[:, 1] += 60_000
-    assert _of_one_kind(values)[:, 1] == pytest.approx(60_000, abs=25_000)
+    assert _beyond_scatter(values, alike)[:, 1] == pytest.approx(60_000, abs=25_000)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_a_rank_that_is_late_in_half_of_the_repetitions_is_charged_in_these(ranks: int) -> None:
+    random_ = np.random.default_rng(2)
+    values = (1_000_000 + 5_000 * random_.standard_normal((8, ranks))).astype(np.int64)
+    values[::2, 1] += 400_000
+    found = _beyond_scatter(values, np.zeros(8, np.int64))
+    assert found[::2, 1] == pytest.approx(400_000, abs=20_000)
+    assert found.sum() == pytest.approx(4 * 400_000, rel=0.02)
 
 
 def test_the_simulation_repeats() -> None:

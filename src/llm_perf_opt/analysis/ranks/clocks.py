@@ -280,10 +280,9 @@ def _refined(
     known = {index for index, offset in enumerate(offsets) if offset is not None} - own
     if offsets[clock.traces[0]] is None:
         return replace(clock, offset_ns=None)
-    shared = [_differences(ranks, group, own, known, offsets) for group in found]
-    shared += [(part, len(part)) for part in _of_transfers(ranks, own, known, offsets)]
-    differences = np.concatenate([np.empty(0, np.int64), *(part for part, _ in shared)])
-    if len(differences) < max(LEAST_PAIRS, _LEAST_COMMON * sum(count for _, count in shared)):
+    shared = list(shared_ends(ranks, found, own, known, offsets))
+    differences = np.concatenate([np.empty(0, np.int64), *(mine - others for mine, others, _ in shared)])
+    if len(differences) < max(LEAST_PAIRS, _LEAST_COMMON * sum(count for _, _, count in shared)):
         return replace(clock, offset_ns=None, pairs=len(differences))
     offset = _median(differences)
     apart = np.abs(differences - offset).tolist()
@@ -292,13 +291,27 @@ def _refined(
     return replace(clock, offset_ns=offset, residual_ns=residual, pairs=len(apart))
 
 
-def _differences(
-    ranks: Sequence[RankTrace], group: GroupMatch, own: set[int], known: set[int], offsets: Sequence[int | None]
-) -> tuple[Int64, int]:
-    """Return, per synchronizing collective with ranks on both sides, the difference of the median ends.
+def shared_ends(
+    ranks: Sequence[RankTrace], found: Sequence[GroupMatch], own: set[int], known: set[int], offsets: Sequence[int | None]
+) -> Iterator[tuple[Int64, Int64, int]]:
+    """Return the ends of collectives and transfers with ranks on both sides: on the own clock, and on the common one.
 
     Also returns how many there should be: if they are matched by time, as many as the side with fewer collectives has.
     """
+    for group in found:
+        yield _of_collectives(ranks, group, own, known, offsets)
+    for meeting in transfers(ranks, [offset or 0 for offset in offsets]):
+        first, second = meeting.ranks.tolist()
+        if len({first, second} & own) == 1 and len({first, second} & known) == 1:
+            mine = 0 if first in own else 1
+            times = meeting.end_ns[:, mine] + (offsets[meeting.ranks[mine]] or 0)
+            yield times, meeting.end_ns[:, 1 - mine], len(times)
+
+
+def _of_collectives(
+    ranks: Sequence[RankTrace], group: GroupMatch, own: set[int], known: set[int], offsets: Sequence[int | None]
+) -> tuple[Int64, Int64, int]:
+    """Return, per synchronizing collective of a group, the median end of each side."""
     ends = []
     for side, shifted in ((own, False), (known, True)):
         columns = [place for place, index in enumerate(group.ranks.tolist()) if index in side]
@@ -311,16 +324,7 @@ def _differences(
     here, there = (count > 0 for _, count in ends)
     both = here & there & ~group.mismatched & group.synchronizing
     least = min(int((side & group.synchronizing).sum()) for side in (here, there)) if group.method == "time" else 0
-    return (ends[0][0] - ends[1][0])[both], least
-
-
-def _of_transfers(ranks: Sequence[RankTrace], own: set[int], known: set[int], offsets: Sequence[int | None]) -> Iterator[Int64]:
-    """Return the differences of the ends of transfers with a rank on either side."""
-    for meeting in transfers(ranks, [offset or 0 for offset in offsets]):
-        first, second = meeting.ranks.tolist()
-        if len({first, second} & own) == 1 and len({first, second} & known) == 1:
-            mine = 0 if first in own else 1
-            yield meeting.end_ns[:, mine] + (offsets[first if mine == 0 else second] or 0) - meeting.end_ns[:, 1 - mine]
+    return ends[0][0][both], ends[1][0][both], least
 
 
 def _row_medians(values: Int64, rows: Int64) -> tuple[Int64, Int64]:

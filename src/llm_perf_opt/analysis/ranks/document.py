@@ -19,6 +19,8 @@ class HostLine(msgspec.Struct, frozen=True):
     """The spread of the differences that the offset was estimated from: times of different hosts agree within it."""
     pairs: int
     """Collectives that the offset was estimated from; 0 for the host that the others are compared with."""
+    drift_ppm: float = 0.0
+    """How much faster its clock ran, in millionths; 0 if the collectives show no drift. Times are given without it."""
 
 
 class RankLine(msgspec.Struct, frozen=True):

@@ -73,6 +73,14 @@ def _clock_problems(ranks: Sequence[RankTrace], numbers: Sequence[int], clocks: 
             yield _note("no_common_collective", what, "Record the same collectives on all ranks.")
 
 
+def drift_problems(numbers: Sequence[int], drifts: Sequence[float]) -> Iterator[ProblemLine]:
+    """Return the note on clocks that drift, with the largest drift."""
+    mine = [number for number, drift in zip(numbers, drifts, strict=True) if drift]
+    if mine:
+        largest = max(drifts, key=abs) * 1e6
+        yield _note("clocks_drift", f"{named_ranks(mine)}: the clocks drift, by up to {largest:+.1f} ppm: times are corrected")
+
+
 def _match_problems(
     match: GroupMatch, ranks: Sequence[RankTrace], numbers: Sequence[int], lines: Sequence[CollectiveLine]
 ) -> Iterator[ProblemLine]:

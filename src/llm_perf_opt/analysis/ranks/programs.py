@@ -22,6 +22,10 @@ _TOUCH_NS = 1_000
 _WIDE = 1 << 31
 _PROPOSERS = 8
 """Ranks that are asked what a collective may have begun after."""
+_LEAST_SHOWN = 3
+"""The least number of collectives of a kind that show what belongs to the others."""
+_FEW = 0.1
+"""The share of collectives of a kind that may begin with the end of work by chance."""
 _NEVER = np.iinfo(np.int64).max // 2
 
 
@@ -163,7 +167,9 @@ def _member(trace: RankTrace, index: int, rows: Int64, began_ns: int, order: _Or
 def _chains(members: Sequence[_Member], order: _Order, kinds: Int64) -> tuple[Chain, ...]:
     after = _after(members)
     waits = _waits(members, order, kinds)
-    before = _before(members, after)
+    before = _before(members, after, kinds)
+    free = _independent_of_work(members, after, before, kinds)
+    after = [np.where(free, 0, done) for done in after]
     return tuple(_chain(*each, before) for each in zip(members, after, waits, strict=True))
 
 
@@ -206,24 +212,31 @@ def _waits(members: Sequence[_Member], order: _Order, kinds: Int64) -> list[Int6
 
 
 def _repeated(member: _Member, pairs: Int64, kinds: Int64) -> Int64:
-    """Return the waits, and those for a receive that no rank shows because it came early, between two that show the interval."""
-    received = [place for place, name in enumerate(member.trace.names) if name == "recv"]
-    code = member.trace.collectives.kind[member.rows]
+    """Return the waits, and those that no rank shows because the collective ended early, by those of its kind before it."""
     piece, more = _pieces(member, pairs[:, 1]), [pairs]
-    for kind in np.unique(kinds[np.isin(code, received)]).tolist():
+    for kind in np.unique(kinds[pairs[:, 0]]).tolist():
         places, mine = np.flatnonzero(kinds == kind), np.flatnonzero(kinds[pairs[:, 0]] == kind)[::-1]
         needed = np.full(len(places), NONE, np.int64)
         needed[np.searchsorted(places, pairs[mine, 0])] = piece[mine]
-        known = np.flatnonzero(needed != NONE)
-        many, apart = np.diff(known), np.diff(needed[known])
-        if not (many == 1).any():
-            continue
-        values, counts = np.unique(apart[many == 1], return_counts=True)
-        usual = int(values[counts.argmax()])
-        for at in np.flatnonzero((many > 1) & (apart == many * usual)).tolist():
-            new = np.arange(known[at] + 1, known[at + 1])
-            more.append(np.stack([places[new], _positions(member, needed[known[at]] + usual * (new - known[at]))], axis=1))
+        filled = _filled(needed, len(member.work_start))
+        new = np.flatnonzero(filled != needed)
+        more.append(np.stack([places[new], _positions(member, filled[new])], axis=1))
     return np.concatenate(more)
+
+
+def _filled(needed: Int64, limit: int) -> Int64:
+    """Return the numbers with those that are not known, as far as they go on at the usual interval from the last known one."""
+    known = np.flatnonzero(needed != NONE)
+    many, apart = np.diff(known), np.diff(needed[known])
+    values, counts = np.unique(apart[many == 1], return_counts=True)
+    if len(known) < _LEAST_SHOWN or not len(values) or 2 * counts.max() < counts.sum() or values[counts.argmax()] <= 0:
+        return needed
+    usual = int(values[counts.argmax()])
+    at = np.arange(len(needed))
+    last = np.searchsorted(known, at, "right") - 1
+    guess = needed[known[np.maximum(last, 0)]] + usual * (at - known[np.maximum(last, 0)])
+    most = np.append(needed[known], limit)[last + 1]
+    return np.asarray(np.where((needed == NONE) & (last >= 0) & (guess < most), guess, needed), np.int64)
 
 
 def _resumed(member: _Member, order: _Order) -> Int64:
@@ -247,7 +260,7 @@ def _begins_after(member: _Member, place: Int64, piece: Int64) -> Bool:
     return found
 
 
-def _before(members: Sequence[_Member], after: Sequence[Int64]) -> Int64:
+def _before(members: Sequence[_Member], after: Sequence[Int64], kinds: Int64) -> Int64:
     """Return the earlier collectives that each begins after: the one before it on its stream, and the last to end before it.
 
     The second must hold on all ranks, and be what at least one of them waited for; what most waited for is taken.
@@ -265,12 +278,56 @@ def _before(members: Sequence[_Member], after: Sequence[Int64]) -> Int64:
         proposed = _last_ended(member, done)
         ends = [np.where(proposed == NONE, _NEVER, other.end[proposed]) for other in members]
         holds = np.all([end <= other.start + _TOUCH_NS for end, other in zip(ends, members, strict=True)], axis=0)
-        touches = np.sum([np.abs(other.start - end) <= _TOUCH_NS for end, other in zip(ends, members, strict=True)], axis=0)
+        touches = np.sum([_nearer(*each, _TOUCH_NS) for each in zip(members, after, ends, strict=True)], axis=0)
         better = holds & (touches > best) & (proposed != found[:, 0])
         found[better, 1], best[better] = proposed[better], touches[better]
+    pair = np.unique(np.stack([kinds, np.where(best > 0, kinds[found[:, 1]], NONE)]), axis=1, return_inverse=True)[1].reshape(-1)
+    many = np.bincount(kinds, minlength=int(kinds.max()) + 1)[kinds]
+    found[np.bincount(pair, best)[pair] < _FEW * len(members) * many, 1] = NONE
+    found[:, 1] = _like_others_of_their_kind(members, found[:, 1], kinds)
     for member in members:
         wrong = (found[:, 0] != NONE) & (member.end[found[:, 0]] > member.start + _TOUCH_NS)
         found[wrong, 0] = NONE
+    return found
+
+
+def _independent_of_work(members: Sequence[_Member], after: Sequence[Int64], before: Int64, kinds: Int64) -> Bool:
+    """Return which collectives begin with the end of an earlier one on all ranks, if few of their kind begin with work's."""
+    held = (before != NONE).any(axis=1)
+    with_work = np.zeros(len(before), np.int64)
+    for member, done in zip(members, after, strict=True):
+        end = np.where(before == NONE, -_NEVER, member.end[before]).max(axis=1)
+        held &= _nearer(member, done, end, _TOUCH_NS)
+        with_work += (np.abs(member.start - member.reach[done]) <= _TOUCH_NS) & (np.abs(member.start - end) > _TOUCH_NS)
+    kind = np.unique(kinds, return_inverse=True)[1].reshape(-1)
+    few = np.bincount(kind, with_work) < _FEW * len(members) * np.bincount(kind)
+    found: Bool = held & few[kind]
+    return found
+
+
+def _like_others_of_their_kind(members: Sequence[_Member], before: Int64, kinds: Int64) -> Int64:
+    """Return the earlier collectives with those that no rank shows, because something else held the later one back for longer."""
+    found: Int64 = before.copy()
+    for kind in np.unique(kinds[before != NONE]).tolist():
+        places = np.flatnonzero(kinds == kind)
+        of, counts = np.unique(kinds[before[places][before[places] != NONE]], return_counts=True)
+        others = np.flatnonzero(kinds == of[counts.argmax()])
+        shown = (before[places] != NONE) & np.isin(before[places], others)
+        needed = np.where(shown, np.searchsorted(others, before[places]), NONE)
+        filled = _filled(needed, len(others))
+        new = np.flatnonzero((filled != needed) & (before[places] == NONE))
+        one, other = places[new], others[filled[new]]
+        holds = other < one
+        for member in members:
+            holds &= member.end[other] <= member.start[one] + _TOUCH_NS
+        found[one[holds]] = other[holds]
+    return found
+
+
+def _nearer(member: _Member, done: Int64, end: Int64, most: int) -> Bool:
+    """Return which collectives begin with the end of the other one rather than with that of the work before them."""
+    apart = np.abs(member.start - end)
+    found: Bool = (apart <= most) & (apart < np.abs(member.start - member.reach[done]))
     return found
 
 

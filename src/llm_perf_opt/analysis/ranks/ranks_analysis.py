@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from llm_perf_opt.analysis.ranks.clocks import Clocks, matched_on_one_clock
+from llm_perf_opt.analysis.ranks.clocks import Clocks
 from llm_perf_opt.analysis.ranks.document import (
     CauseLine,
     CollectiveLine,
@@ -16,8 +15,9 @@ from llm_perf_opt.analysis.ranks.document import (
     RanksAnalysis,
     RankStepLine,
 )
+from llm_perf_opt.analysis.ranks.drift import at_one_speed
 from llm_perf_opt.analysis.ranks.kind_table import kind_lines
-from llm_perf_opt.analysis.ranks.problems import named_ranks, rank_problems
+from llm_perf_opt.analysis.ranks.problems import drift_problems, named_ranks, rank_problems
 from llm_perf_opt.analysis.ranks.rank_trace import LEFT_LATE, Intervals, NameIndex, RankFile, RankTrace
 from llm_perf_opt.analysis.ranks.savings import Meeting, Savings, savings
 from llm_perf_opt.analysis.ranks.timeline import shared_ns, without
@@ -31,9 +31,8 @@ from llm_perf_opt.traces.nesting import NONE
 
 def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     """Return the analysis of several ranks, sorted by rank."""
-    ranks = [entry.trace for entry in files]
     numbers = [entry.rank for entry in files]
-    clocks, matches = matched_on_one_clock(ranks)
+    ranks, drifts, (clocks, matches) = at_one_speed([entry.trace for entry in files])
     waits = [group_waits(ranks, match, clocks) for match in matches]
     offsets = [offset or 0 for offset in clocks.offsets(len(ranks))]
     saved = savings(ranks, offsets, [*map(_meeting, waits), *_transfers(ranks, clocks)])
@@ -43,10 +42,10 @@ def analyze_ranks(files: Sequence[RankFile], source: str) -> RanksAnalysis:
     return RanksAnalysis(
         source=source,
         complete=all(entry.complete for entry in files),
-        problems=[*_of_files(files), *rank_problems(ranks, numbers, clocks, matches, lines)],
+        problems=[*_of_files(files), *rank_problems(ranks, numbers, clocks, matches, lines), *drift_problems(numbers, drifts)],
         world_size=max((trace.world_size for trace in ranks), default=0) or None,
-        hosts=_hosts(numbers, clocks),
-        ranks=_ranks(files, clocks, waits, lines, saved),
+        hosts=_hosts(numbers, clocks, drifts),
+        ranks=_ranks(files, ranks, clocks, waits, lines, saved),
         collectives=lines,
         collective_kinds=kind_lines(ranks, waits, clocks),
         steps=_steps(ranks, numbers, lines),
@@ -88,7 +87,7 @@ def _of_ranks(having: Sequence[tuple[int, ProblemLine]]) -> ProblemLine:
     return ProblemLine(problem.id, f"{who}: {what}", problem.fatal, problem.remedy)
 
 
-def _hosts(numbers: Sequence[int], clocks: Clocks) -> list[HostLine]:
+def _hosts(numbers: Sequence[int], clocks: Clocks, drifts: Sequence[float]) -> list[HostLine]:
     return [
         HostLine(
             host=clock.host,
@@ -96,6 +95,7 @@ def _hosts(numbers: Sequence[int], clocks: Clocks) -> list[HostLine]:
             offset_ns=clock.offset_ns,
             residual_ns=clock.residual_ns if clock.offset_ns is not None else None,
             pairs=clock.pairs,
+            drift_ppm=round(drifts[clock.traces[0]] * 1e6, 3),
         )
         for clock in clocks.hosts
     ]
@@ -112,14 +112,14 @@ def _collectives(
     names: list[str],
 ) -> list[CollectiveLine]:
     """Return all collectives in the order in which their last rank entered them."""
-    found: list[tuple[int, int, CollectiveLine]] = []
+    order = np.argsort(np.concatenate([np.empty(0, np.int64), *(group.arrived_ns for group in waits)]), kind="stable")
+    index = np.empty(len(order), np.int64)
+    index[order] = np.arange(len(order))
+    found: list[CollectiveLine] = []
     for group, cause in zip(waits, causes, strict=True):
-        steps = _step_names(ranks, group)
-        for row, arrived in enumerate(group.arrived_ns.tolist()):
-            line = _collective(numbers, group, row, steps[row], _cause(cause, row, names))
-            found.append((arrived, len(found), line))
-    ordered = sorted(found, key=lambda entry: entry[:2])
-    return [msgspec.structs.replace(line, index=index) for index, (_, _, line) in enumerate(ordered)]
+        mine = index[len(found) : len(found) + len(group.arrived_ns)]
+        found += _of_group(numbers, group, mine.tolist(), _step_names(ranks, group), _named_causes(cause, names))
+    return [found[place] for place in order.tolist()]
 
 
 class _Cause(NamedTuple):
@@ -131,56 +131,72 @@ class _Cause(NamedTuple):
     newly_ns: int
 
 
-def _cause(causes: LateCauses, row: int, names: Sequence[str]) -> _Cause:
-    name, newly = int(causes.name[row]), int(causes.newly_ns[row])
-    if name == NONE:
-        return _Cause("", None, "", newly)
-    where = "" if names[name] == LEFT_LATE else "device" if causes.on_device[row] else "host"
-    return _Cause(names[name], int(causes.ns[row]), where, newly)
+def _named_causes(causes: LateCauses, names: Sequence[str]) -> list[_Cause]:
+    columns = (causes.name, causes.ns, causes.on_device, causes.newly_ns)
+    return [
+        _Cause("", None, "", newly)
+        if name == NONE
+        else _Cause(names[name], ns, "" if names[name] == LEFT_LATE else "device" if on_device else "host", newly)
+        for name, ns, on_device, newly in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
-def _collective(numbers: Sequence[int], group: GroupWaits, row: int, step: str, cause: _Cause) -> CollectiveLine:
-    match = group.match
-    there = group.known[row].tolist()
-    who = [numbers[index] for index in match.ranks.tolist()]
-    last = int(group.last[row])
-    return CollectiveLine(
-        index=0,
-        kind=match.kind[row],
-        bytes=_or_none(match.size_bytes[row]),
-        ranks=[rank for rank, present in zip(who, there, strict=True) if present],
-        start_skew_ns=_or_none(group.skew_ns[row]),
-        last_rank=numbers[last] if last != NONE else None,
-        transfer_ns=_or_none(group.transfer_ns[row]),
-        group=match.group.name,
-        group_size=match.group.size or None,
-        wait_ns=_or_none(group.wait_ns[row]),
-        late_ns=_or_none(group.late_ns[row]),
-        step=step,
-        cause=cause.name,
-        cause_ns=cause.ns,
-        cause_on=cause.where,
-        missing=[rank for rank, present in zip(who, there, strict=True) if not present],
-        mismatched=bool(match.mismatched[row]),
-        why=WHY[int(group.why[row])],
-        newly_late_ns=cause.newly_ns if group.late_ns[row] >= 0 and cause.newly_ns >= 0 else None,
-    )
+def _of_group(
+    numbers: Sequence[int], group: GroupWaits, index: Sequence[int], steps: Sequence[str], causes: Sequence[_Cause]
+) -> list[CollectiveLine]:
+    """Return the collectives of a group; `index` is their place among all."""
+    match, name, size = group.match, group.match.group.name, group.match.group.size or None
+    who = [numbers[place] for place in match.ranks.tolist()]
+    values = (match.size_bytes, group.skew_ns, group.transfer_ns, group.wait_ns, group.late_ns)
+    known = (_or_none(column) for column in values)
+    last = [None if place == NONE else numbers[place] for place in group.last.tolist()]
+    whole: list[bool] = np.all(group.known, axis=1).tolist()
+    there: list[list[bool]] = group.known.tolist()
+    columns = zip(index, match.kind, *known, last, steps, causes, match.mismatched.tolist(), group.why.tolist(), strict=True)
+    found = []
+    for row, (place, kind, moved, skew, transfer, wait, late, latest, step, cause, mismatched, why) in enumerate(columns):
+        line = CollectiveLine(
+            index=place,
+            kind=kind,
+            bytes=moved,
+            ranks=list(who) if whole[row] else [rank for rank, present in zip(who, there[row], strict=True) if present],
+            start_skew_ns=skew,
+            last_rank=latest,
+            transfer_ns=transfer,
+            group=name,
+            group_size=size,
+            wait_ns=wait,
+            late_ns=late,
+            step=step,
+            cause=cause.name,
+            cause_ns=cause.ns,
+            cause_on=cause.where,
+            missing=[] if whole[row] else [rank for rank, present in zip(who, there[row], strict=True) if not present],
+            mismatched=mismatched,
+            why=WHY[why],
+            newly_late_ns=None if late is None or cause.newly_ns < 0 else cause.newly_ns,
+        )
+        found.append(line)
+    return found
 
 
-def _or_none(value: Int64) -> int | None:
-    return int(value) if value >= 0 else None
+def _or_none(values: Int64) -> list[int | None]:
+    return [None if value < 0 else value for value in values.tolist()]
 
 
 def _step_names(ranks: Sequence[RankTrace], group: GroupWaits) -> list[str]:
     """Return the step of each collective, if all its ranks agree on it."""
-    found: list[set[str]] = [set() for _ in range(len(group.arrived_ns))]
+    names = NameIndex()
+    none = names[""]
+    code = np.full(group.match.rows.shape, NONE, np.int64)
     for column, index in enumerate(group.match.ranks.tolist()):
-        steps, table = ranks[index].steps, ranks[index].collectives
-        for row, place in enumerate(group.match.rows[:, column].tolist()):
-            if place != NONE:
-                step = int(table.step[place])
-                found[row].add(f"{steps[step].name} {steps[step].number}" if step != NONE else "")
-    return [names.pop() if len(names) == 1 else "" for names in found]
+        codes = np.array([*(names[f"{step.name} {step.number}"] for step in ranks[index].steps), none], np.int64)
+        there = np.flatnonzero(group.match.rows[:, column] != NONE)
+        code[there, column] = codes[ranks[index].collectives.step[group.match.rows[there, column]]]
+    usual = code.max(axis=1)
+    agree = ((code == usual[:, None]) | (code == NONE)).all(axis=1) & (usual != NONE)
+    named = list(names)
+    return [named[place] for place in np.where(agree, usual, none).tolist()]
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
@@ -188,6 +204,7 @@ def _step_names(ranks: Sequence[RankTrace], group: GroupWaits) -> list[str]:
 
 def _ranks(
     files: Sequence[RankFile],
+    traces: Sequence[RankTrace],
     clocks: Clocks,
     waits: Sequence[GroupWaits],
     lines: Sequence[CollectiveLine],
@@ -197,7 +214,7 @@ def _ranks(
     lateness = _lateness(lines)
     found = []
     for index, entry in enumerate(files):
-        trace, offset = entry.trace, offsets[index]
+        trace, offset = traces[index], offsets[index]
         known = trace.span_ns > 0
         waited, undivided = _divided(trace, index, waits, offset or 0) if known else (None, None)
         last, late = lateness.get(entry.rank, (None, None))
