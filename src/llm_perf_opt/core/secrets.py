@@ -262,12 +262,24 @@ def hidden_argv(argv: Sequence[str]) -> list[str]:
     return list(_hidden_words(argv))
 
 
+def printed_credentials(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Return the credentials of a command as it would print them, the longest first."""
+    return tuple(text.encode(errors="surrogateescape") for text in credentials_of(argv, environment))
+
+
 def credentials_of(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the credentials in a command and in its environment, the longest first, to hide them in what the command prints."""
     pairs = [*zip(argv, hidden_argv(argv), strict=True)]
     pairs += [(value, HIDDEN) for name, value in environment.items() if secret_name(name) and _mixed(value)]
     found = {part for word, shown in pairs if shown != word for part in _hidden_parts(word, shown)}
     return tuple(sorted((part for part in found if len(part) >= _LEAST_LENGTH), key=len, reverse=True))
+
+
+def concealed(line: bytes, credentials: Sequence[bytes]) -> bytes:
+    """Return a line that a program printed with `***` in place of known credentials."""
+    for credential in credentials:
+        line = line.replace(credential, HIDDEN.encode())
+    return line
 
 
 def _hidden_parts(word: str, shown: str) -> Iterator[str]:
