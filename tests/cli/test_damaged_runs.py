@@ -186,3 +186,14 @@ def test_yaml_that_is_no_settings(tmp_path: Path, text: str) -> None:
 def test_settings_as_deep_as_any_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"a: {json.dumps(nested(MOST_LEVELS - 1))}\n")
     assert read_values(tmp_path / "config.yaml")["a"]
+
+
+@pytest.mark.parametrize("raw", ['{"total_bytes": -1e308}', '{"total_bytes": 1e400}', '{"total_bytes": ' + "9" * 400 + "}"])
+def test_an_impossible_number_costs_its_group_of_the_environment_and_no_more(run: Path, raw: str) -> None:
+    path = run / "env.json"
+    path.write_text(with_value(path.read_text(), ("memory",), raw))
+    found = json.loads(llm_perf("report", run, "--json").stdout)
+    assert any("env.json" in text and "memory" in text and "number" in text for text in found["warnings"])
+    page = (run / "report.md").read_text()
+    assert "Memory | n/a: not recorded" in page
+    assert "a processor" in page, "the rest is still known"

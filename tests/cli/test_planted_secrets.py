@@ -1,5 +1,6 @@
 """Credentials in the environment and in commands: none is in a file of a run folder or on the terminal."""
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -121,6 +122,15 @@ def test_imported_loads(tmp_path: Path) -> None:
         done = llm_perf("import", name, "--out", run, cwd=tmp_path, env=ENVIRONMENT)
         assert done.returncode == 0, done.stderr
         assert_none(run, done)
+
+
+def test_an_imported_file_that_is_packed(tmp_path: Path) -> None:
+    found = json.loads((SERVING / "vllm_bench_serve.json").read_text()) | {"api_key": TOKENS[1]}
+    (tmp_path / "load.json.gz").write_bytes(gzip.compress(json.dumps(found).encode()))
+    done = llm_perf("import", "load.json.gz", "--out", "run", cwd=tmp_path, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    (kept,) = (tmp_path / "run").glob("raw/*/load.json.gz")
+    assert json.loads(gzip.decompress(kept.read_bytes())) == found | {"api_key": HIDDEN}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from llm_perf_opt.core.processes import LAUNCHER_PID, end_with_launcher, is_stopped
+from llm_perf_opt.core.processes import LAUNCHER_PID, argument_problem, end_with_launcher, is_stopped
 
 
 def test_a_point_whose_launcher_has_already_ended_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +33,13 @@ def test_a_stopped_process_is_told_from_a_running_one() -> None:
         child.kill()
         child.communicate()
     assert not is_stopped(child.pid)
+
+
+@pytest.mark.parametrize("text", ["--help", "a\nb", "a\x00", "\ud800", " ", "m" * 1_000_000])
+def test_texts_that_are_no_arguments(text: str) -> None:
+    assert argument_problem(text)
+
+
+@pytest.mark.parametrize("text", ["../x", "<b>", "m" * 5000, "@a", "a b"])
+def test_texts_that_are_arguments(text: str) -> None:
+    assert argument_problem(text) == ""

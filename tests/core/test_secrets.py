@@ -125,7 +125,7 @@ def test_names_of_facts(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["NCCL_PIN", "CUDA_DB_PWD", "TORCH_DSN", "VLLM_API_KEY", "SLURM_JWT", "OMP_SESSION_ID"])
 def test_variables_that_are_not_recorded(name: str) -> None:
-    assert secret_variable(name)
+    assert secret_variable(name, "a1b2")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,70 @@ def test_variables_that_are_not_recorded(name: str) -> None:
     ],
 )
 def test_variables_that_are_recorded(name: str) -> None:
-    assert not secret_variable(name)
+    assert not secret_variable(name, "a1b2")
+
+
+@pytest.mark.parametrize(("name", "value"), [("NCCL_IB_PKEY", "0"), ("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "512")])
+def test_a_switch_or_a_count_is_recorded_whatever_its_name(name: str, value: str) -> None:
+    assert not secret_variable(name, value)
+
+
+_RANDOM, _WORDS, _HEX = "Zq7oHwLMeaZqo9DZDNj", "correct-horse9battery", "9fad8ba1c940d7bebe6c7ee123f6a486599eaedf"
+
+
+@pytest.mark.parametrize("secret", [_RANDOM, _WORDS, _HEX])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bash", "-c", "curl -u me:{} http://host"),
+        ("bash", "-c", "mysql -p{} data; echo done"),
+        ("bash", "-c", "cd /tmp && prog --secret {} --out a"),
+        ("curl", "--user=me:{}"),
+        ("curl", "-ume:{}"),
+        ("env", "OTEL_EXPORTER_OTLP_HEADERS=x-honeycomb-team={}", "prog"),
+        ("env", "https_proxy=me:{}@proxy:3128", "prog"),
+        ("prog", "me:{}@db.example.org"),
+        ("prog", "machine host login me password {}"),
+        ("prog", "token: {}"),
+        ("prog", "client_secret: {}"),
+        ("prog", "client-key-data: {}"),
+        ("prog", "--api-key:{}"),
+        ("prog", "/apikey:{}"),
+        ("openssl", "-passin", "pass:{}"),
+        ("prog", '{{\\"api_key\\": \\"{}\\"}}'),
+        ("python", "-c", "import os; os.environ['HF_TOKEN']='{}'"),
+        ("python", "-c", 'import os; os.environ["HF_TOKEN"] = "{}"'),
+        ("prog", "--pw", "{}"),
+    ],
+)
+def test_a_credential_is_found_in_every_spelling(words: tuple[str, ...], secret: str) -> None:
+    shown = hidden_argv([word.format(secret) for word in words])
+    assert secret not in " ".join(shown)
+    assert HIDDEN in " ".join(shown)
+    assert len(shown) == len(words)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "MIG-8f3c1a2b-5d6e-7f80-91a2-b3c4d5e6f708",
+        "UUID: GPU-8f3c1a2b-5d6e-7f80-91a2-b3c4d5e6f708",
+        "input_sha256=Zm9vYmFyYmF6",
+        "1 token = 4.2 ms",
+        "Token: 15043 logprob",
+        "KeyError: 'lm_head.weight2'",
+        "missing key: model.layers.0.self_attn.k_proj.weight",
+        "--user 1000:1000",
+        "--range decode:step12@llm_perf",
+        "nvcr.io/nvidia/pytorch:24.05-py3@sha256:0123456789abcdef",
+        "session: 2026-01-01_00-00-00",
+        "bash run.sh --model a --max-tokens 20 -p 8000",
+    ],
+)
+def test_facts_in_texts_and_commands(fact: str) -> None:
+    assert hidden(fact) == fact
+    assert hidden_argv(fact.split(" ")) == fact.split(" ")
+    assert hidden_argv([fact]) == [fact]
 
 
 def test_errors_show_no_credential() -> None:

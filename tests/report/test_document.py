@@ -224,3 +224,9 @@ def test_the_report_of_a_trace_is_a_document_too() -> None:
     assert [table.id for table in document.tables] == ["budget-0"]
     assert len(html_tables(render_html(document))) == len(read(render_markdown(document)).tables) == 1
     assert "Where decode goes: 80.00 ms for 8 tokens" in render_text(document)
+
+
+def test_a_trace_without_stages_is_not_counted() -> None:
+    found = trace_analysis()
+    whole = altered(found, budgets=[altered(found.budgets[0], stage="trace", unit="trace", units=1)])
+    assert "Where the time of the trace goes: 80.00 ms\n" in render_text(trace_document(whole))

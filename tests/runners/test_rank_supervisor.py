@@ -35,6 +35,15 @@ def watched(monkeypatch: pytest.MonkeyPatch, out: Path, *words: Sequence[str], l
         assert ours == []
 
 
+def test_a_credential_in_the_environment_is_not_in_the_logs_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "zq7oHwLMe9")
+    assert watched(monkeypatch, tmp_path, ["loading", "print:I am zq7oHwLMe9"]) == 0
+    assert (tmp_path / "rank0.log").read_text() == "I am ***\n"
+    assert "zq7oHwLMe9" not in capsys.readouterr().out
+
+
 class Clock:
     """Stands still until so many ranks have ended and these have written "here" to their logs, however long that takes."""
 

@@ -59,3 +59,18 @@ def test_what_a_program_printed_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     output = analyze_program(RunReader(folder)).output
     assert not isinstance(output, Missing)
     assert output.lines == (r"a\x1b[31mb\u202ec d e",)
+
+
+def test_messages_of_the_profiler_are_not_the_output_of_the_program(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(Manifest(SCHEMA, "0", "complete", "now", (), (PassRecord("torch", "complete"),), kind="exec"))
+    folder.log_file("torch").parent.mkdir(parents=True)
+    mine = "ERROR:2026-01-01 my own message"
+    stamp = "2026-11-19 21:39:47 25010:25010"
+    folder.log_file("torch").write_text(
+        f"USDT:{stamp} SyncActivityProfilerHandler.cpp:52] profiler_start\n{mine}\n"
+        f"ERROR:{stamp} DeviceProperties.cpp:50] gpuGetDeviceCount failed with code 35\n"
+    )
+    output = analyze_program(RunReader(folder)).output
+    assert not isinstance(output, Missing)
+    assert output.lines == (mine,)

@@ -107,7 +107,8 @@ def _refuse_device(real: Path) -> None:
 def open_to_append(root: Path, path: Path, mode: int = SHARED) -> io.FileIO:
     """Open a file for writing at its end, unbuffered; it is created if needed. A link to a file inside `root` is followed."""
     real = inside(root, followed(root, path))
-    return os.fdopen(_opened(real, os.O_WRONLY | os.O_APPEND, mode), "ab", buffering=0)
+    opened = _opened(real, os.O_WRONLY | os.O_APPEND, mode)
+    return io.FileIO(str(real), "ab", opener=lambda *_: opened)  # errors name the path, not the descriptor
 
 
 def open_lock(root: Path, path: Path) -> int:

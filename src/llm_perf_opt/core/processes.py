@@ -26,6 +26,10 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
+_LONGEST_ARGUMENT = 10_000
+"""Far more than a name or a path has; Linux starts no program with an argument of 128 KiB."""
+
+
 def argument_problem(text: str) -> str:
     """Return why a text from a file or a server cannot be given to a program as an argument; empty if it can.
 
@@ -33,6 +37,8 @@ def argument_problem(text: str) -> str:
     """
     if text.startswith("-"):
         return "a program would read it as an option"
+    if len(text) > _LONGEST_ARGUMENT:
+        return f"it has {len(text):,} characters, more than {_LONGEST_ARGUMENT:,}"
     odd = next((char for char in text if not char.isprintable()), "")
     return f"it contains the character U+{ord(odd):04X}" if odd else "" if text.strip() else "it is empty"
 

@@ -17,12 +17,14 @@ from llm_perf_opt.core.inside import PRIVATE, SHARED, check_links, disk_error, m
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
 from llm_perf_opt.core.secrets import hidden_argv
 from llm_perf_opt.core.user_files import COMPRESSED, TooLargeError, check_folder, present, read_text, read_unpacked
-from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_plain
+from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_json_memory, check_plain
 
 R = TypeVar("R")
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 """Disk space that a new run needs at least."""
+UNUSABLE = "n/a: the file is damaged here: "
+"""The start of what stands in place of a value beyond the limits."""
 MOST_VALUES = 100_000
 """Values in settings. Aliases can expand a few lines of YAML beyond any memory."""
 _COMPRESSIBLE = (
@@ -329,11 +331,11 @@ def _escaped(values: Any) -> Any:
     return values.encode("utf-8", "backslashreplace").decode() if isinstance(values, str) else values
 
 
-def read_record(path: Path, kind: type[R]) -> R:
-    """Return a JSON file as `kind`, or raise a ParseError that names the file and the position."""
+def read_record(path: Path, kind: type[R], *, checked: bool = True) -> R:
+    """Return a JSON file as `kind`, or raise a ParseError that names the file and the position. `checked`: also its numbers."""
     try:
         content = read_unpacked(path, MOST_JSON_BYTES)
-        check_json(content)
+        (check_json if checked else check_json_memory)(content)
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json has the reason.") from error
@@ -352,6 +354,22 @@ def _remedy(error: Exception, otherwise: str) -> str:
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return a JSON file that contains an object, or raise a ParseError."""
     return read_record(path, dict[str, Any])
+
+
+def read_fields(path: Path) -> dict[str, Any]:
+    """Return a JSON file that contains an object. A value beyond the limits is lost alone: it becomes UNUSABLE and why."""
+
+    def plain(content: bytes) -> Any:
+        try:
+            check_json(content)
+            value = msgspec.json.decode(content)
+            check_plain(value)
+        except (ValueError, RecursionError) as error:
+            return f"{UNUSABLE}{words_of(error)}"
+        return value
+
+    found = read_record(path, dict[str, msgspec.Raw], checked=False)
+    return {name: plain(bytes(value)) for name, value in found.items()}
 
 
 def read_values(path: Path) -> dict[str, Any]:

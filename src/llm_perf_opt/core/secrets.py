@@ -20,10 +20,14 @@ NOTE = f"# {HIDDEN}: a value that looks like a credential; give it again to reru
 _ANYWHERE = (
     *("password", "passwd", "passphrase", "passcode", "secret", "credential", "cookie", "bearer", "signature", "authorization"),
     *("apikey", "accesskey", "privatekey", "secretkey", "accesstoken", "authtoken", "sessiontoken", "sessionid", "sessionkey"),
+    "keydata",  # client-key-data of Kubernetes
 )
 """In a name without separators."""
 _LAST = frozenset(
-    ("token", "key", "pass", "pwd", "pin", "dsn", "session", "auth", "sig", "salt", "otp", "psk", "pat", "sas", "jwt", "creds")
+    (
+        *("token", "key", "pass", "pwd", "pw", "pin", "dsn", "session", "auth", "sig", "salt", "otp", "psk", "pat", "sas", "jwt"),
+        *("creds", "headers"),  # as in OTEL_EXPORTER_OTLP_HEADERS
+    )
 )
 """As the last word of a name: `hf_token` is a credential, `token_budget` is none."""
 _ORDINARY = frozenset(
@@ -44,10 +48,12 @@ _IN_VARIABLES = (
 _WORDS_OF_VARIABLES = frozenset(("PIN", "PAT", "SAS", "SIG", "OTP", "PSK", "PW", "CERT", "PEM", "CREDS", "LICENSE"))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PLAIN = re.compile(
-    r"true|false|yes|no|on|off|none|null|auto|default|VALUE|KEY|TOKEN|PASSWORD|SECRET|X|…|\.\.\.|\$\{?[A-Z_][A-Z0-9_]*\}?|\*+",
+    r"[-+]?\d*\.\d+|true|false|yes|no|on|off|none|null|auto|default|VALUE|KEY|TOKEN|PASSWORD|SECRET|X|…|\.\.\.|\$\{?[A-Z_][A-Z0-9_]*\}?|\*+",
     re.IGNORECASE,
 )
-"""Values that are no credential whatever their name: switches, placeholders, references to a variable."""
+"""Values that are no credential whatever their name: fractions, switches, placeholders, references to a variable."""
+_LEAST_NUMBER = 1000
+"""A smaller number is a count or a switch."""
 
 
 def secret_name(name: str) -> bool:
@@ -62,17 +68,24 @@ def secret_name(name: str) -> bool:
     return words[-1] in _LAST or words[-1].endswith(("token", "pwd"))
 
 
-def secret_variable(name: str) -> bool:
-    """Return whether an environment variable of this name is not recorded; stricter than `secret_name`, as nothing needs it."""
+def secret_variable(name: str, value: str) -> bool:
+    """Return whether an environment variable is not recorded; stricter than `secret_name`, as hardly anything needs it."""
+    if _is_plain(value):
+        return False
     upper = name.upper()
     return any(part in upper for part in _IN_VARIABLES) or not _WORDS_OF_VARIABLES.isdisjoint(re.split(r"[^A-Z]+", upper))
 
 
 def _hides(name: str, value: str) -> bool:
-    if _PLAIN.fullmatch(value) or not secret_name(name):
+    if _is_plain(value) or not secret_name(name):
         return False
-    own = name.lstrip("-+").lower()  # `--pass clean`, `--key 2`: what it is for depends on the program
-    return not (own == "pass" and value.isalpha() and value.islower()) and not (value.isdigit() and len(value) < len("1000"))
+    own = name.lstrip("-+").lower()  # `--pass clean`: what it is for depends on the program
+    return not (own == "pass" and value.isalpha() and value.islower())
+
+
+def _is_plain(value: str) -> bool:
+    """Return whether a value is no credential whatever its name."""
+    return bool(_PLAIN.fullmatch(value)) or (value.isdigit() and len(value) < len(str(_LEAST_NUMBER)))
 
 
 # --- URLs ---------------------------------------------------------------------------------------------------------------
@@ -81,13 +94,17 @@ _USER = re.compile(
     r'://(?:([^\s/?#"<>]*)@'  # to the last @ before the path
     r'|([^\s/?#:@\[\]"]*:(?!\d{1,5}(?:[/?#\s]|$))[^\s"<>]{0,512})@)'  # a password with a slash, which is no port
 )
+_HOST_WITH_USER = re.compile(
+    r"(?<![\w/@.:%-])([\w.%+-]+:[^\s/@:\"'<>]{3,128})@(?=[\w-]+(?:\.[\w-]+)*:\d{1,5}\b|[\w-]+(?:\.[\w-]+)+)"
+)
+"""NAME:PASSWORD@HOST without a scheme, as proxies are written; not NAME@DOMAIN of a range."""
 _SCHEMES_WITH_USERS = ("ssh", "sftp", "rsync")
 """Their URLs name a user without a password: ssh://git@host. In other URLs, a user alone may be a token."""
 
 
 def without_password(url: str) -> str:
     """Return a URL, or a text with URLs, with `***` in place of users and passwords."""
-    return _USER.sub(_shown, url)
+    return _HOST_WITH_USER.sub(f"{HIDDEN}@", _USER.sub(_shown, url)) if "@" in url else url
 
 
 def _shown(found: re.Match[str]) -> str:
@@ -113,17 +130,23 @@ _KNOWN = re.compile(
 _SCHEME = r"(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)"
 _AUTHORIZED = re.compile(rf"(?<![\w-])({_SCHEME}\s+)([\w.~+/=-]{{6,}})", re.IGNORECASE)
 _QUOTED = r'"(?:[^"\\\n]|\\.){0,8192}"' + r"|'[^'\n]{0,8192}'"
+_ESCAPED = r'\\"[^"\\\n]{0,8192}\\"'
 _NAMED = re.compile(
-    r"(?<![\w.-])(?P<assigned>-{0,2}\w[\w.-]{0,127})(?:[\"']\s?[:=]|\s?=)\s?"  # name=value, "name": value
+    r"(?<![\w.-])(?P<assigned>-{0,2}\w[\w.-]{0,127})(?:\\?[\"']\]?\s?[:=]|\s?=)\s?"  # name=value, "name": value, ["name"] = value
+    r"|(?<![\w.-])(?P<field>-{0,2}[A-Za-z][\w.-]{1,127}):(?![:/])\s?"  # name: value, /name:value
     r"|(?<![\w-])(?P<option>--?[A-Za-z][\w.-]{1,127})\s+(?!-)"  # --name value
 )
-_VALUE = re.compile(rf"{_QUOTED}|{_SCHEME}\s+[^\s\"']+|[^\s\"'&;,)}}\]<>|]+")
+_VALUE = re.compile(rf"{_ESCAPED}|{_QUOTED}|{_SCHEME}\s+[^\s\"']+|[^\s\"'&;,)}}\]<>|]+")
 _IN_JSON = re.compile(r'("([\w.-]{1,128})"\s{0,8}:\s{0,8})"((?:[^"\\\n]|\\.){1,8192})"')
 _HEADER = re.compile(
     r"(?<![\w-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token|auth|secret|session)|[a-z]+-(?:key|token))"
     r"(?P<sep>\s?:\s?)(?P<value>[^\"'\n\r]+)",
     re.IGNORECASE,
 )
+_LOGIN_IN_TEXT = re.compile(r"(?<![\w-])(login\s+\S{1,256}\s+password\s+)\S+")
+"""A line of a .netrc file."""
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_CHECKSUM = re.compile(r"\w*(?:sha\d+|md5|crc\d*|checksum|digest)[=-]", re.IGNORECASE)
 _LONG_WORD = re.compile(
     r"(?<![\w/+=.-])[A-Za-z0-9_+=-]{24,512}(?![\w/+=-])"
     r"|(?<![\w/+=.])(?:[A-Za-z0-9/+]{40}|[A-Za-z0-9/+]{22,512}={1,2})(?![\w/+=])"
@@ -138,7 +161,7 @@ _LONG = 32
 def hidden(text: str) -> str:
     """Return a text with `***` in place of everything that looks like a credential."""
     found = _PEM.sub(HIDDEN, without_password(text)) if "-----BEGIN" in text else without_password(text)
-    found = _HEADER.sub(_without_value, found)
+    found = _LOGIN_IN_TEXT.sub(rf"\1{HIDDEN}", _HEADER.sub(_without_value, found))
     found = "".join(_without_named_values(found))
     found = _AUTHORIZED.sub(lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0], found)
     found = _without_known(found)
@@ -180,16 +203,26 @@ def _without_named_values(text: str) -> Iterator[str]:
     """Yield the text in pieces, with `***` for values whose names say that they are credentials."""
     done = 0
     for found in _NAMED.finditer(text):
-        name = found["assigned"] or found["option"]
+        name = found["assigned"] or found["field"] or found["option"]
         if found.start() < done or not secret_name(name):  # a value is looked at once, however many names precede it
             continue
         value = _VALUE.match(text, found.end())
-        if value is None or not _hides(name, value[0].strip("\"'")):
+        bare = value[0].strip("\\\"'") if value else ""
+        if value is None or not _hides(name, bare) or (found["field"] and not _is_field(name, bare)):
             continue
-        quote = value[0][0] if value[0][0] in "\"'" else ""
+        quote = value[0][: value[0].index(bare)] if bare else ""
         yield f"{text[done : found.end()]}{quote}{HIDDEN}{quote}"
         done = value.end()
     yield text[done:]
+
+
+def _is_field(name: str, value: str) -> bool:
+    """Return whether `name: value` in a text is a credential. `token: 15043` and `key: layers.0` are not."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    if any(part in "".join(words) for part in _ANYWHERE):
+        return len(value) >= _LEAST_LENGTH
+    sure = len(words) > 1 or words[-1] not in ("key", "session", "auth")
+    return sure and len(value) >= _LEAST_FIELD and _mixed(value) and any(map(str.isalpha, value)) and "." not in value
 
 
 def _mixed(word: str) -> bool:
@@ -202,6 +235,8 @@ def _random(word: str) -> bool:
     """Return whether a long word looks random: all kinds of characters, changing more often than in names. No hex, no path."""
     if word.startswith("_Z") or not (any(map(str.isupper, word)) and any(map(str.islower, word)) and any(map(str.isdigit, word))):
         return False
+    if _CHECKSUM.match(word) or _UUID.search(word):
+        return False
     kinds = [2 * char.isupper() + char.islower() if char.isalpha() else 4 * char.isdigit() for char in word]
     changes = sum(0 not in pair and pair[0] != pair[1] for pair in pairwise(kinds)) / (len(word) - 1)
     return changes >= (_LEAST_CHANGES_OF_BASE64 if _BASE64.fullmatch(word) else _LEAST_CHANGES)
@@ -211,8 +246,12 @@ def _random(word: str) -> bool:
 
 _LEAST_LENGTH = 6
 """Of a credential that is hidden in what a program prints: a shorter text also occurs by chance."""
+_LEAST_FIELD = 8
+_MOST_SCRIPT = 1 << 13
+"""Characters of a word that is looked at as a command of its own, as after `bash -c`."""
 _LOGIN = ("-u", "--user", "--proxy-user", "-U")
 """Options whose value is NAME:PASSWORD."""
+_JOINED_LOGIN = re.compile(r"(?:--user=|--proxy-user=|-u(?=[\w.-]*:\S*\d))[^\s:/=]+:[^\s/]\S*")
 _JOINED_PASSWORD = re.compile(r"-p(?=[^=]*\d)(?=[^=]*[A-Za-z])[^-=\s/:][^\s/]{5,}")
 _NO_PASSWORD = re.compile(r"\d{1,5}(?::\d+)*|no:.*|.*[/.].*")
 """After `-p`: a port, a plugin or a path."""
@@ -223,12 +262,24 @@ def hidden_argv(argv: Sequence[str]) -> list[str]:
     return list(_hidden_words(argv))
 
 
+def printed_credentials(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Return the credentials of a command as it would print them, the longest first."""
+    return tuple(text.encode(errors="surrogateescape") for text in credentials_of(argv, environment))
+
+
 def credentials_of(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the credentials in a command and in its environment, the longest first, to hide them in what the command prints."""
     pairs = [*zip(argv, hidden_argv(argv), strict=True)]
     pairs += [(value, HIDDEN) for name, value in environment.items() if secret_name(name) and _mixed(value)]
     found = {part for word, shown in pairs if shown != word for part in _hidden_parts(word, shown)}
     return tuple(sorted((part for part in found if len(part) >= _LEAST_LENGTH), key=len, reverse=True))
+
+
+def concealed(line: bytes, credentials: Sequence[bytes]) -> bytes:
+    """Return a line that a program printed with `***` in place of known credentials."""
+    for credential in credentials:
+        line = line.replace(credential, HIDDEN.encode())
+    return line
 
 
 def _hidden_parts(word: str, shown: str) -> Iterator[str]:
@@ -253,14 +304,31 @@ def _hidden_words(argv: Sequence[str]) -> Iterator[str]:
 def _hidden_word(before: str, word: str) -> str:
     if before.startswith("-") and "=" not in before and not word.startswith("--") and _is_value_of(before, word):
         return HIDDEN
-    if before in _LOGIN and ":" in word:
-        return f"{word.partition(':')[0]}:{HIDDEN}"
+    login = _JOINED_LOGIN.fullmatch(word)
+    if login or (before in _LOGIN and ":" in word):
+        user, _, password = word.partition(":")
+        return word if password.isdigit() and len(password) < _LEAST_FIELD else f"{user}:{HIDDEN}"  # digits: a group
     name, equals, value = word.partition("=")
     if equals and value and not re.search(r"[\s:/?&\"']", name) and _hides(name, value):
         return f"{name}={HIDDEN}"
     if _JOINED_PASSWORD.fullmatch(word):
         return f"-p{HIDDEN}"
-    return hidden(word)
+    return _hidden_script(word)
+
+
+def _hidden_script(word: str) -> str:
+    """Return a word without credentials: also those that it would have as a command of its own, as after `bash -c`."""
+    found = hidden(word)
+    if len(word) > _MOST_SCRIPT or not any(map(str.isspace, word)):
+        return found
+    try:
+        inner = shlex.split(word)
+    except ValueError:  # no command
+        return found
+    if len(inner) > 1:
+        for one in credentials_of(inner, {}):
+            found = found.replace(one, HIDDEN)
+    return found
 
 
 def _is_value_of(option: str, word: str) -> bool:

@@ -38,12 +38,17 @@ def number_in(value: Any, most: float = MOST_NUMBER) -> float | None:
 
 def check_json(content: bytes) -> None:
     """Raise a ValueError if decoding this JSON could take too much memory, or if it has a number that nothing measures."""
+    check_json_memory(content)
+    _check_numbers(content)
+
+
+def check_json_memory(content: bytes) -> None:
+    """Raise a ValueError if decoding this JSON could take too much memory."""
     memory = len(content) * _MEMORY_OF_A_BYTE + sum(content.count(text) * each for text, each in _MEMORY.items())
     if memory > MOST_JSON_MEMORY:
         raise TooLargeError(
             f"its values could take {memory / 1e6:,.0f} MB of memory; the limit is {MOST_JSON_MEMORY / 1e6:,.0f} MB"
         )
-    _check_numbers(content)
 
 
 def _check_numbers(content: bytes) -> None:

@@ -63,7 +63,7 @@ def _variables(prefixes: tuple[str, ...], names: tuple[str, ...] = ()) -> dict[s
     return {
         name: hidden(value)
         for name, value in sorted(os.environ.items())
-        if (name.startswith(prefixes) or name in names) and not secret_variable(name)
+        if (name.startswith(prefixes) or name in names) and not secret_variable(name, value)
     }
 
 

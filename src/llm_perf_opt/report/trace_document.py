@@ -17,6 +17,7 @@ from llm_perf_opt.analysis.trace.document import (
     StageLine,
     TraceAnalysis,
 )
+from llm_perf_opt.analysis.trace.host_time import WHOLE
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations
 from llm_perf_opt.report.document import (
@@ -66,7 +67,8 @@ def budget_table(number: int, budget: BudgetTable) -> Table:
     estimated = any(row.low_ns is not None for row in budget.rows)
     names = ("time", f"per {budget.unit}", *(["interval"] if estimated else []), "share")
     columns = [Column("use"), *numbers(*names)]
-    caption = f"Where {budget.stage} goes: {duration(budget.wall_ns)} for {many}{f' ({budget.scope})' if budget.scope else ''}"
+    what, of = ("the time of the trace", "") if budget.stage == WHOLE else (budget.stage, f" for {many}")
+    caption = f"Where {what} goes: {duration(budget.wall_ns)}{of}{f' ({budget.scope})' if budget.scope else ''}"
     table = Table(f"budget-{number}", caption, columns)
     units = max(budget.units, 1)
     for row in (*budget.rows, BudgetLine("", "sum", budget.wall_ns, 1.0)):

@@ -23,6 +23,7 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from
 from llm_perf_opt.core.inside import PRIVATE, make_folder, open_to_append
 from llm_perf_opt.core.processes import Process, has_ended, is_stopped, start_member
+from llm_perf_opt.core.secrets import concealed, printed_credentials
 from llm_perf_opt.runners.child import MESSAGE_PREFIX, PARENT_VARIABLE, send
 
 _MODULE = "llm_perf_opt.runners.rank_process"
@@ -117,6 +118,7 @@ class _Watch:
         self._limit_s = limit_s
         self._interrupted = False
         self._selector = selectors.DefaultSelector()
+        self._credentials = printed_credentials((), os.environ)
         for rank in ranks:
             assert rank.child.stdout is not None  # noqa: S101 - opened with PIPE
             os.set_blocking(rank.child.stdout.fileno(), False)
@@ -159,9 +161,10 @@ class _Watch:
                 self._line(rank, line)
 
     def _line(self, rank: Rank, line: bytes) -> None:
-        text = line.decode(errors="replace")
-        message = _message(text)
+        message = _message(line.decode(errors="replace"))
         if message is None:
+            line = concealed(line, self._credentials)
+            text = line.decode(errors="replace")
             rank.log.write(line + b"\n")
             rank.tail = [*rank.tail, text.strip()][-_KEPT_LINES:] if text.strip() else rank.tail
             if rank.number == 0:

@@ -305,7 +305,12 @@ class PackedFile:
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, zlib.error) as error:
             raise ParseError(f"{self.path} is a zip file that cannot be opened: {error}.", remedy) from error
 
-    def _check_size(self, size: int) -> None:
+    def add_values(self, count: int) -> None:
+        """Count values that were decoded from the bytes: empty ones take as long as long ones. Raise a ParseError if too many."""
+        if self.is_packed:
+            self._check_size(0, count)
+
+    def _check_size(self, size: int, values: int = 0) -> None:
         packed = self._consumed if self._member is None else self._member.consumed
         if self._produced > self._limit:
             raise ParseError(
@@ -314,7 +319,7 @@ class PackedFile:
         if LIMIT_VARIABLE in os.environ:
             return
         try:
-            self._proportion.add(packed, size)
+            self._proportion.add(packed, size, values)
         except DisproportionError as error:
             raise ParseError(
                 f"{self.path} unpacks to more than {HIGHEST_RATIO} times its size; traces do not.",

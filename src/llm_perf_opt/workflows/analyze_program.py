@@ -1,5 +1,6 @@
 """The analysis of a program that `llm-perf exec` ran: its passes, its kernels with their counters, its NVTX regions."""
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,6 +55,12 @@ _NOT_PROFILED = Missing("the program was not run under torch.profiler")
 _NO_ENV = Missing("env.json was not written")
 _NO_FLOPS = Missing("FLOPs were not recorded; --torch-preset full records them")
 _NO_MEMORY = Missing("memory was not recorded; --torch-preset default records it")
+
+
+_OF_PROFILER = re.compile(r"(?:VERBOSE|INFO|WARNING|STAGE|ERROR|USDT):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.\w+:\d+\] ")
+"""A message of torch.profiler's library, Kineto: in the log, but not part of the program's output."""
+_MOST_MESSAGES = 100
+"""Such lines that may be among the last ones."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +130,10 @@ def _with_totals(row: OperatorRow, profile: ProgramProfile) -> OperatorRow:
 def _output(run: RunReader) -> Maybe[LogEnd]:
     """Return the output of the program from the log of the first pass that has one."""
     for entry in run.manifest.passes:
-        found = run.log_end(entry.name, LAST_LINES)
+        found = run.log_end(entry.name, LAST_LINES + _MOST_MESSAGES)
         if not isinstance(found, Missing):
-            return replace(found, lines=tuple(one_line(line)[:_LONGEST_LINE] for line in found.lines))
+            own = [line for line in found.lines if not _OF_PROFILER.match(line)][-LAST_LINES:]
+            return replace(found, lines=tuple(one_line(line)[:_LONGEST_LINE] for line in own))
     return _NOT_STARTED
 
 

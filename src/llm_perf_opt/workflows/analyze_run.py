@@ -29,7 +29,7 @@ from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError, ResourceError
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, TorchPass
-from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.run_folder import UNUSABLE, RunFolder
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 from llm_perf_opt.report.html import render_html
@@ -390,8 +390,11 @@ def environment_of(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
         return {}, [RunWarning(WarningId.ENVIRONMENT_UNKNOWN, f"The environment is unknown: {found.why}")]
     if isinstance(found, Missing):
         return {}, []
+    lost = {name: value for name, value in found.items() if isinstance(value, str) and value.startswith(UNUSABLE)}
     odd = [name for name in GROUPS_OF_ENV if not isinstance(found.get(name, {}), dict)]
-    name = run.folder.env_file.name
-    why = f"{name} is invalid and only partly used: {_mappings(odd)}."
+    shapes = [name for name in odd if name not in lost]
+    reasons = [f"{name}: {value.removeprefix(UNUSABLE)}" for name, value in lost.items()]
+    reasons += [_mappings(shapes)] if shapes else []
+    why = f"{run.folder.env_file.name} is invalid and only partly used: {'; '.join(reasons)}."
     kept = {name: value for name, value in found.items() if name not in odd}
-    return kept, [RunWarning(WarningId.ENVIRONMENT_UNKNOWN, why)] if odd else []
+    return kept, [RunWarning(WarningId.ENVIRONMENT_UNKNOWN, why)] if reasons else []

@@ -1,5 +1,6 @@
 """Make a run folder from output files of load generators, as if this tool had put the load on the server."""
 
+import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -25,9 +26,10 @@ from llm_perf_opt.core.serving_records import (
     MetricsSample,
     ServerFacts,
 )
-from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.core.user_files import read_unpacked
+from llm_perf_opt.traces.packed import is_gzip
 from llm_perf_opt.traces.serving.aiperf import summary_of
-from llm_perf_opt.traces.serving.json_files import head_of
+from llm_perf_opt.traces.serving.json_files import MOST_BYTES, head_of
 from llm_perf_opt.traces.serving.load_file import AIPERF_SUMMARY, read_load
 from llm_perf_opt.traces.serving.server_files import read_scrape
 
@@ -161,11 +163,12 @@ def _keep(folder: RunFolder, file: Path, place: Path, kept: dict[Path, Path]) ->
 
 def _copy(folder: RunFolder, source: Path, target: Path) -> None:
     """Copy a file; one with the generator's settings without the credentials in them."""
-    if source.suffix == ".json":
-        text = read_bytes(source).decode(errors="surrogateescape")
+    if source.name.removesuffix(".gz").endswith(".json"):
+        text = read_unpacked(source, MOST_BYTES).decode(errors="surrogateescape")
         shown = hidden_json(text)
         if shown != text:
-            folder.write(target, shown.encode(errors="surrogateescape"))
+            content = shown.encode(errors="surrogateescape")
+            folder.write(target, gzip.compress(content, mtime=0) if is_gzip(source) else content)
             return
     copy(folder.path, source, target)
 

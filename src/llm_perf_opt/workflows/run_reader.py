@@ -22,10 +22,9 @@ from llm_perf_opt.core.host_records import ProgramProfile
 from llm_perf_opt.core.logit_records import Logits
 from llm_perf_opt.core.machine_records import CounterReport, FoundCeilings, Telemetry, read_ceilings
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
-from llm_perf_opt.core.run_folder import RunFolder, read_mapping, read_record, read_values
+from llm_perf_opt.core.run_folder import RunFolder, read_fields, read_mapping, read_record, read_values
 from llm_perf_opt.core.serving_records import LoadPoint, ServerFacts
 from llm_perf_opt.core.user_files import COMPRESSED, open_unpacked, read_text
-from llm_perf_opt.core.value_limits import check_plain
 from llm_perf_opt.profiling.nsight_pass import NCU_PROGRAM, NCU_SELFTEST, NCU_STAGES
 from llm_perf_opt.profiling.timelines import RecordedTrace, Timeline, read_recorded, timelines_of
 from llm_perf_opt.traces.ncu_csv import read_ncu
@@ -111,7 +110,7 @@ class RunReader:
     @cached_property
     def env(self) -> Maybe[dict[str, Any]]:
         """The machine and the software."""
-        return self._read(self.folder.env_file, _read_env)
+        return self._read(self.folder.env_file, read_fields)
 
     # --- results of the passes ---------------------------------------------------------------------------------------
 
@@ -319,15 +318,6 @@ def _end_of(log: Path) -> tuple[int, bytes]:
     with log.open("rb") as file:
         file.seek(max(0, size - _LAST_BYTES))
         return size, file.read()
-
-
-def _read_env(path: Path) -> dict[str, Any]:
-    found = read_mapping(path)
-    try:
-        check_plain(found)
-    except ValueError as error:
-        raise ParseError(f"{path} is invalid: {error}.") from error
-    return found
 
 
 def _read_server(path: Path) -> ServerFacts:

@@ -571,3 +571,11 @@ def test_generated_identities(tmp_path: Path) -> None:
     trace = read_torch_trace(tmp_path / "trace.json")
     assert (set(trace.calls.process), set(trace.calls.thread)) == ({PROCESS}, {THREAD})
     assert trace.ranges.start_ns[0] == ORIGIN_NS
+
+
+@pytest.mark.parametrize("event", ["{}", '{"a":[[[]]]}'])
+def test_empty_events_count_for_the_proportion_of_a_packed_file(tmp_path: Path, event: str) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(f'{{"traceEvents":[{",".join([event] * 400_000)}]}}'.encode()))
+    with pytest.raises(ParseError, match="times its size"):
+        read_torch_trace(path)

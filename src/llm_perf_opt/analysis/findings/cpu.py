@@ -29,7 +29,7 @@ from llm_perf_opt.analysis.trace.operator_classes import HostRow
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
-from llm_perf_opt.core.units import duration, percentage
+from llm_perf_opt.core.units import counted, duration, percentage
 
 WORTHWHILE = 0.05
 """The least share of a stage that a change must save to be a finding."""
@@ -178,12 +178,13 @@ def thread_count(evidence: Evidence) -> Finding | None:
     if best == timings.threads or saved < WORTHWHILE * stage.budget.wall_ns:
         return None
     fewer = best < timings.threads
+    used = f"{counted(timings.threads, 'thread')} {'is' if timings.threads == 1 else 'are'}"
     table = ", ".join(f"{count}: {duration(ns, 3)}" for count, ns in sorted(times.items()))
     return finding(
         "thread_count",
         place_of(evidence, stage),
         (
-            f"{timings.threads} threads are too {'many' if fewer else 'few'} for decode: with {best}, its matrix products take "
+            f"{used} too {'many' if fewer else 'few'} for decode: with {best}, its matrix products take "
             f"{duration(times[best], 3)} instead of {duration(now, 3)}.",
         ),
         Grounds(

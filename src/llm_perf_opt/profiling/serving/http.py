@@ -180,11 +180,15 @@ def served_model(url: str, wanted: str | None = None) -> ServedModel:
     answer = ask(url + MODELS, timeout_s=_LIST_S)
     content = answer.json() if answer.code == 200 else None
     listed = content.get("data") if isinstance(content, dict) else None
-    found = [entry for entry in listed if isinstance(entry, dict) and entry.get("id")] if isinstance(listed, list) else []
+    found = (
+        [entry for entry in listed if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+        if isinstance(listed, list)
+        else []
+    )
     if not found:
         said = f"answered {answer.code}: {answer.text}" if answer.code else f"cannot be reached: {answer.why}"
         raise ResourceError(f"{url}{MODELS} {said}.", "Check the address, and that an OpenAI-compatible server listens there.")
-    names = [str(entry["id"]) for entry in found]
+    names = [entry["id"] for entry in found]
     if wanted is not None and wanted not in names:
         raise ConfigError(f"The server has no model '{wanted}'.", f"It serves {', '.join(names[:10])}.")
     if wanted is None and len(names) > 1:
@@ -194,7 +198,7 @@ def served_model(url: str, wanted: str | None = None) -> ServedModel:
 
 
 def _model(entry: dict[str, Any]) -> ServedModel:
-    name = str(entry["id"])
+    name: str = entry["id"]
     if problem := argument_problem(name):
         raise ResourceError(f"The server's model {name[:100]!r} cannot be used: {problem}.", "Rename it on the server.")
     context = entry.get("max_model_len")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ResourceError
 from llm_perf_opt.core.run_folder import LEAST_FREE_BYTES
-from llm_perf_opt.core.secrets import HIDDEN
+from llm_perf_opt.core.secrets import concealed
 from llm_perf_opt.runners.child import MESSAGE_PREFIX
 
 _MAX_LINE = 1 << 20
@@ -32,10 +32,10 @@ def no_tick() -> None:
 class LineReader:
     """Splits output into messages and log; the log has `***` in place of credentials."""
 
-    def __init__(self, file: RawIOBase, on_message: OnMessage, credentials: Sequence[str] = ()) -> None:
+    def __init__(self, file: RawIOBase, on_message: OnMessage, credentials: Sequence[bytes] = ()) -> None:
         self._file = file
         self._on_message = on_message
-        self._credentials = [text.encode(errors="surrogateescape") for text in credentials]
+        self._credentials = credentials
         self._rest = b""
 
     def feed(self, chunk: bytes) -> None:
@@ -67,9 +67,7 @@ class LineReader:
                     line = before
                     if not before:
                         return
-        for credential in self._credentials:
-            line = line.replace(credential, HIDDEN.encode())
-        self._file.write(line + b"\n")
+        self._file.write(concealed(line, self._credentials) + b"\n")
 
 
 class pidfd:  # noqa: N801 - reads as a function at its call

@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted, words_of
 from llm_perf_opt.core.inside import PRIVATE, disk_error, open_new, open_to_append
 from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, SHORT_GRACE_S, end
-from llm_perf_opt.core.secrets import credentials_of
+from llm_perf_opt.core.secrets import printed_credentials
 from llm_perf_opt.profiling.vendor.child import (
     MARK,
     TICK_S,
@@ -123,7 +123,7 @@ def run_child(
             stderr=subprocess.STDOUT,
             env={**given, MARK: mark},
         )
-        reader = LineReader(file, callbacks.on_message, credentials_of(argv, given))
+        reader = LineReader(file, callbacks.on_message, printed_credentials(argv, given))
         running = _Running(child, Descendants(child.pid, mark), reader, grace_s or GRACE_S, callbacks.on_tick)
         stopped: LlmPerfError | None = None
         try:

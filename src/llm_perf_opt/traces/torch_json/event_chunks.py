@@ -74,11 +74,14 @@ ReadInto = Callable[[memoryview], int]
 Decode = Callable[[bytes | memoryview], int]
 """Keeps all events of a JSON array and returns their number, or keeps none and raises one of DECODE_FAILURES."""
 
+Count = Callable[[int], None]
+"""Receives the number of events as they are decoded. Raises an error if they are too many for the file."""
+
 
 class EventChunks:
     """Passes the events of a file to a decoder, chunk by chunk."""
 
-    def __init__(self, name: str, read: ReadInto, decode: Decode) -> None:
+    def __init__(self, name: str, read: ReadInto, decode: Decode, count: Count = lambda _: None) -> None:
         self.name = name
         self.events = 0
         self.cut_short = False
@@ -89,6 +92,7 @@ class EventChunks:
         """Pieces that were not JSON until they were repaired."""
         self._read = read
         self._decode = decode
+        self._count = count
         self._seen = 0
 
     def run(self) -> Surroundings:
@@ -165,7 +169,7 @@ class EventChunks:
     def _feed(self, window: "_Window", cut: int, last: bool) -> _Fed:
         """Decode a piece: unchanged, else repaired, else in parts, so that one bad event loses only that event."""
         try:
-            self.events += window.decode(self._decode, cut)
+            self._keep(window.decode(self._decode, cut))
             return _Fed(True)
         except DECODE_FAILURES:
             piece = window.between(1, cut).rstrip(b", \t\r\n")  # a file may end after the comma of a complete event
@@ -176,6 +180,10 @@ class EventChunks:
             return _Fed(True)
         fed = self._attempt_repaired(piece)
         return fed if fed.used else self._part_by_part(piece, last)
+
+    def _keep(self, events: int) -> None:
+        self.events += events
+        self._count(events)
 
     def _attempt_repaired(self, piece: bytes) -> _Fed:
         fed = self._attempt(repaired(piece))
@@ -198,7 +206,7 @@ class EventChunks:
     def _failure(self, text: bytes) -> str:
         """Decode an array. Return why that fails, or an empty string; not the error, which would keep the text in memory."""
         try:
-            self.events += self._decode(text)
+            self._keep(self._decode(text))
         except DECODE_FAILURES as error:
             return str(error) or type(error).__name__
         return ""

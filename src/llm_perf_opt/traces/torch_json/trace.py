@@ -41,7 +41,7 @@ def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
         columns = TorchColumns(str(path))
         reader = ArrayReader(columns)
         with PackedFile(path, checksum) as file:
-            chunks = EventChunks(str(path), file.read_into, reader)
+            chunks = EventChunks(str(path), file.read_into, reader, file.add_values)
             around = chunks.run()
             chunks.cut_short = chunks.cut_short or file.cut_short
     return _trace(columns, chunks.events, around, _file_problems(chunks, reader.not_events, around))
