@@ -63,10 +63,20 @@ class Composed:
     run_dir: Path
     run_dir_given: bool = False
     """Whether an override names the folder."""
-    run_dir_in_files: bool = False
-    """Whether the folder follows a pattern in the user's files."""
+    run_dir_file: str = ""
+    """The user's file that has the pattern of the folder; empty if the command line or the package names it."""
     code: tuple[CodeSetting, ...] = ()
     """The settings that can run code and were typed on this command line. Any other one is refused before the run starts."""
+
+    def checked_run_dir(self) -> Path:
+        """Return the run folder to create. Raise a ConfigError if a file puts it outside of the current folder."""
+        if self.run_dir_file and not _is_here(self.run_dir):
+            raise ConfigError(
+                f"{self.run_dir_file} sets {RUN_DIR}={self.run_dir}, which is outside of {Path.cwd()}: "
+                "a file cannot choose a folder there.",
+                f"Give it on the command line: {RUN_DIR}=DIR.",
+            )
+        return self.run_dir
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None, stored: Stored | None = None) -> Composed:
@@ -95,10 +105,20 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None, stored: St
     config = config_from_mapping(plain)
     named = RUN_DIR in given  # a folder that the user names is used as it is
     random = RANDOM_SUFFIX if not named and config.model.source == "random" else ""
-    in_files = not named and any(RUN_DIR in file.keys for file in found.files)
-    return Composed(
-        config, found.run_dir.with_name(found.run_dir.name + random), named, in_files, code_settings(dataclasses.asdict(config))
-    )
+    run_dir = found.run_dir.with_name(found.run_dir.name + random)
+    file = "" if named else _file_of_run_dir(found)
+    return Composed(config, run_dir, named, file, code_settings(dataclasses.asdict(config)))
+
+
+def _file_of_run_dir(found: HydraResult) -> str:
+    """Return the file that sets the run folder; empty if it is the packaged pattern, which is inside the current folder."""
+    files = [str(file.path) for file in found.files if RUN_DIR in file.keys]
+    return files[-1] if files else "" if _is_here(found.run_dir) else "A project file"
+
+
+def _is_here(folder: Path) -> bool:
+    """Return whether a folder is inside the current one, whatever links are in its path."""
+    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(Path()))
 
 
 def _checked_folders(config_dir: Path | None) -> list[Path]:

@@ -23,6 +23,8 @@ LAUNCHER_PID = "LLM_PERF_LAUNCHER_PID"
 """The process that a point of a sweep ends with."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """Signals that ask this program to end."""
+IMPORTING_NOTHING_HERE = "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
+"""Begins the code of `python -c`: nothing is imported from the working folder, which may be anybody's."""
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
