@@ -44,6 +44,7 @@ from llm_perf_opt.config.schema import ProjectConfig, RunConfig
 from llm_perf_opt.config.values import build, current, current_key, is_added
 from llm_perf_opt.config.weights import RANDOM_SUFFIX, choose_weights
 from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest
+from llm_perf_opt.core.inside import leads_inside
 from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, check_folder
 
 if TYPE_CHECKING:
@@ -70,12 +71,9 @@ class Composed:
 
     def checked_run_dir(self) -> Path:
         """Return the run folder to create. Raise a ConfigError if a file puts it outside of the current folder."""
-        if self.run_dir_file and not _is_here(self.run_dir):
-            raise ConfigError(
-                f"{self.run_dir_file} sets {RUN_DIR}={self.run_dir}, which is outside of {Path.cwd()}: "
-                "a file cannot choose a folder there.",
-                f"Give it on the command line: {RUN_DIR}=DIR.",
-            )
+        if self.run_dir_file and not leads_inside(Path(), self.run_dir):
+            fact = f"{self.run_dir_file} sets {RUN_DIR}={self.run_dir}, outside of {Path.cwd()}: a file cannot choose that."
+            raise ConfigError(fact, f"Give it on the command line: {RUN_DIR}=DIR.")
         return self.run_dir
 
 
@@ -106,19 +104,8 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None, stored: St
     named = RUN_DIR in given  # a folder that the user names is used as it is
     random = RANDOM_SUFFIX if not named and config.model.source == "random" else ""
     run_dir = found.run_dir.with_name(found.run_dir.name + random)
-    file = "" if named else _file_of_run_dir(found)
+    file = "" if named else found.file_of(RUN_DIR) or ("" if leads_inside(Path(), run_dir) else "A project file")
     return Composed(config, run_dir, named, file, code_settings(dataclasses.asdict(config)))
-
-
-def _file_of_run_dir(found: HydraResult) -> str:
-    """Return the file that sets the run folder; empty if it is the packaged pattern, which is inside the current folder."""
-    files = [str(file.path) for file in found.files if RUN_DIR in file.keys]
-    return files[-1] if files else "" if _is_here(found.run_dir) else "A project file"
-
-
-def _is_here(folder: Path) -> bool:
-    """Return whether a folder is inside the current one, whatever links are in its path."""
-    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(Path()))
 
 
 def _checked_folders(config_dir: Path | None) -> list[Path]:

@@ -225,10 +225,10 @@ def under_nsys() -> bool:
 
 
 def become(argv: Sequence[str]) -> NoReturn:
-    """Replace this program by another one in the same process, after its output is written."""
+    """Replace this program by a Python program in the same process, after its output is written."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(argv[0], list(argv))  # noqa: S606 - an argv list, never a shell
+    os.execve(argv[0], list(argv), {**os.environ, "PYTHONSAFEPATH": "1"})  # noqa: S606 - an argv list, never a shell
 
 
 def process_start(pid: int) -> float:
