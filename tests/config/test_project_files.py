@@ -12,6 +12,7 @@ import yaml
 from command import HANG_S
 from llm_perf_opt.config.composition import Composed, compose, config_from_mapping, config_to_yaml
 from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.workflows.sweep import plan_sweep
 
 FILES = {
     "config.yaml": """\
@@ -175,10 +176,37 @@ def test_the_pattern_of_the_run_folder_is_used(project: Path, form: str) -> None
     text = {"wrapped": f"hydra:\n{nested}", "plain": plain, "global": f"# @package _global_\nhydra:\n{nested}"}[form]
     write(project / "conf" / "hydra" / "default.yaml", text)
     assert compose([]).run_dir == Path("out/first/mine")
-    assert (compose([]).run_dir_in_files, compose([]).run_dir_given) == (True, False)
+    assert (compose([]).run_dir_file, compose([]).run_dir_given) == ("conf/hydra/default.yaml", False)
     given = compose(["++hydra.run.dir=here"])
     assert given.run_dir == Path("here")
-    assert (given.run_dir_in_files, given.run_dir_given) == (False, True)
+    assert (given.run_dir_file, given.run_dir_given) == ("", True)
+
+
+@pytest.mark.parametrize(
+    "folder", ["{tmp}/outside/run", "../outside/run", "out/../../outside/run", "link/run", "'${oc.env:HOME}/run'"]
+)
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("hydra/default.yaml", "run: "), ("hydra/default.yaml", "# @package hydra.run\n"), ("config.yaml", "hydra: {run: ")],
+)
+def test_a_file_does_not_choose_a_run_folder_outside_of_the_project(
+    project: Path, tmp_path: Path, name: str, before: str, folder: str
+) -> None:
+    here = project / "here"
+    (project / "conf").rename(here.mkdir() or here / "conf")
+    (tmp_path / "outside").mkdir()
+    (here / "link").symlink_to(tmp_path / "outside")
+    os.chdir(here)
+    text = f"dir: {folder.replace('{tmp}', str(tmp_path))}"
+    write(here / "conf" / name, before + (text if before.endswith("\n") else f"{{{text}}}") + "}" * before.count("{"))
+    with pytest.raises(ConfigError) as caught:
+        compose([]).checked_run_dir()
+    assert "hydra.run.dir=" in caught.value.fact
+    assert "hydra.run.dir=DIR" in caught.value.remedy
+    typed = folder.replace("{tmp}", str(tmp_path)).strip("'")
+    assert compose([f"hydra.run.dir={typed}"]).checked_run_dir().name == "run"
+    assert plan_sweep(["runtime.batch_size=1,2", f"hydra.run.dir={typed}"], None, elsewhere=True).folder.name == "run"
+    assert not plan_sweep(["runtime.batch_size=1,2"], None, elsewhere=True).folder.is_absolute()
 
 
 def test_settings_of_hydra_that_have_no_effect_are_answered(project: Path) -> None:

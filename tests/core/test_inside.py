@@ -147,6 +147,20 @@ def test_links_of_a_folder_of_someone_else_stay_inside(root: Path, tmp_path: Pat
     inside.check_links(safe)
 
 
+def test_a_link_is_found_however_many_files_are_before_it_and_however_deep_it_is(root: Path, tmp_path: Path) -> None:
+    deep = tmp_path / "given" / "/".join("abcdefgh")
+    deep.mkdir(parents=True)
+    (deep / "link").symlink_to(root)
+    with pytest.raises(OutsideError):
+        inside.check_links(tmp_path / "given")
+    (deep / "link").unlink()
+    for number in range(20_001):
+        os.mkfifo(tmp_path / "given" / f"{number:05d}")
+    (tmp_path / "given" / "z").symlink_to(root)
+    with pytest.raises(OutsideError):
+        inside.check_links(tmp_path / "given")
+
+
 def test_private_files_are_for_their_owner_and_folders_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:

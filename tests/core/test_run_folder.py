@@ -207,6 +207,13 @@ def test_a_damaged_manifest_is_a_parse_error_with_its_file(tmp_path: Path, damag
     assert str(run.manifest_file) in caught.value.fact
 
 
+@pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere", "..", "", "a/b", "a\0b"])
+def test_the_name_of_a_pass_is_no_path(tmp_path: Path, name: str) -> None:
+    folder = saved_run(tmp_path / "run", passes=(PassRecord(name, "failed"),))
+    with pytest.raises(ParseError, match="outside of the run"):
+        RunFolder.open(folder.path)
+
+
 def test_one_pass_is_replaced_and_another_added(tmp_path: Path) -> None:
     run = saved_run(tmp_path, passes=(PassRecord("clean"), PassRecord("torch")))
     run.update_pass(PassRecord("clean", "complete", seconds=1.5))
@@ -269,7 +276,7 @@ MANIFESTS = st.builds(
 def test_any_manifest_goes_through_a_file_unchanged(tmp_path_factory: pytest.TempPathFactory, record: Manifest) -> None:
     run = RunFolder(tmp_path_factory.getbasetemp())
     run.write_manifest(record)
-    assert run.manifest() == record
+    assert read_record(run.manifest_file, Manifest) == record
 
 
 def test_a_record_that_is_not_there_says_what_that_means(tmp_path: Path) -> None:

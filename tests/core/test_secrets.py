@@ -41,6 +41,7 @@ def test_what_is_hidden_once_stays_as_it_is() -> None:
 
 
 FACTS = [
+    *("/data/hf_models_2024/llama", "runs/test_the_key_itself_wins0", "model.path=/data/npm_cache_v2/key_results_2"),
     *("--tokenizer", "/models/a", "--max-tokens", "20", "--token-budget", "512", "--max-token", "2000", "--eos-token", "</s>"),
     *("--config", "c.yaml", "--pass", "clean", "--out", "raw/clean", "-p", "8000", "-p", "no:cacheprovider", "-p", "runs/a"),
     *("--sort-key", "name", "--key-cache", "fp8", "--kv-key", "k", "--pin-memory", "always", "--author", "me", "--bypass", "x1"),

@@ -21,6 +21,7 @@ from llm_perf_opt.analysis.tuning.tokens import Tried
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.config.composition import compose, config_to_yaml
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.inside import OutsideError
 from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.units import duration
@@ -562,6 +563,22 @@ def test_levers_of_the_user_that_change_the_precision_need_permission(base: Base
     found, *_ = searched(base, TuneOptions(levers=tuple(f"{key}=fp16" for key in keys), max_steps=1))
     refused = {one.change for one in found.not_tried if "--allow-lossy" in one.why}
     assert refused >= {(f"{key}=fp16",) for key in keys}
+
+
+def test_a_search_with_a_link_that_leads_out_of_it_is_not_resumed(base: Base, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "run"
+    fake_base(elsewhere, base[1])
+    folder = begin(base[0], TuneOptions(), [])
+    folder.close()
+    (folder.path / "000").symlink_to(elsewhere)
+    for named in (base[0], folder.path):
+        with pytest.raises(OutsideError):
+            resume(named, None)
+    (folder.path / "000").unlink()
+    folder.path.rename(tmp_path / "elsewhere" / "search")
+    folder.path.symlink_to(tmp_path / "elsewhere" / "search")
+    with pytest.raises(ConfigError, match="no search"):
+        resume(base[0], None)
 
 
 def test_a_run_outside_the_search_is_not_read(base: Base) -> None:

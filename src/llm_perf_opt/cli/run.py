@@ -360,10 +360,10 @@ def _print_plan(composed: "Composed", as_json: bool) -> None:
     from llm_perf_opt.config.passes import planned_passes
     from llm_perf_opt.profiling.requested_metrics import resolve_metrics
 
-    config = resolve_metrics(composed.config)
+    config, run_dir = resolve_metrics(composed.config), composed.checked_run_dir()
     passes = planned_passes(config)
     if as_json:
-        print_json({"run_dir": str(composed.run_dir), "passes": passes, "config": asdict(config)})
+        print_json({"run_dir": str(run_dir), "passes": passes, "config": asdict(config)})
         return
     print(config_to_yaml(config))
-    print(f"# passes: {', '.join(passes)}\n# run folder: {composed.run_dir}")
+    print(f"# passes: {', '.join(passes)}\n# run folder: {run_dir}")

@@ -44,6 +44,7 @@ from llm_perf_opt.config.schema import ProjectConfig, RunConfig
 from llm_perf_opt.config.values import build, current, current_key, is_added
 from llm_perf_opt.config.weights import RANDOM_SUFFIX, choose_weights
 from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest
+from llm_perf_opt.core.inside import leads_inside
 from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, check_folder
 
 if TYPE_CHECKING:
@@ -63,10 +64,17 @@ class Composed:
     run_dir: Path
     run_dir_given: bool = False
     """Whether an override names the folder."""
-    run_dir_in_files: bool = False
-    """Whether the folder follows a pattern in the user's files."""
+    run_dir_file: str = ""
+    """The user's file that has the pattern of the folder; empty if the command line or the package names it."""
     code: tuple[CodeSetting, ...] = ()
     """The settings that can run code and were typed on this command line. Any other one is refused before the run starts."""
+
+    def checked_run_dir(self) -> Path:
+        """Return the run folder to create. Raise a ConfigError if a file puts it outside of the current folder."""
+        if self.run_dir_file and not leads_inside(Path(), self.run_dir):
+            fact = f"{self.run_dir_file} sets {RUN_DIR}={self.run_dir}, outside of {Path.cwd()}: a file cannot choose that."
+            raise ConfigError(fact, f"Give it on the command line: {RUN_DIR}=DIR.")
+        return self.run_dir
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None, stored: Stored | None = None) -> Composed:
@@ -95,10 +103,9 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None, stored: St
     config = config_from_mapping(plain)
     named = RUN_DIR in given  # a folder that the user names is used as it is
     random = RANDOM_SUFFIX if not named and config.model.source == "random" else ""
-    in_files = not named and any(RUN_DIR in file.keys for file in found.files)
-    return Composed(
-        config, found.run_dir.with_name(found.run_dir.name + random), named, in_files, code_settings(dataclasses.asdict(config))
-    )
+    run_dir = found.run_dir.with_name(found.run_dir.name + random)
+    file = "" if named else found.file_of(RUN_DIR) or ("" if leads_inside(Path(), run_dir) else "A project file")
+    return Composed(config, run_dir, named, file, code_settings(dataclasses.asdict(config)))
 
 
 def _checked_folders(config_dir: Path | None) -> list[Path]:

@@ -45,6 +45,10 @@ class HydraResult:
     files: "tuple[OwnFile, ...]"
     """The user's files that are part of it."""
 
+    def file_of(self, key: str) -> str:
+        """Return the last of the user's files that sets a key; empty if none is known to."""
+        return next((str(file.path) for file in reversed(self.files) if key in file.keys), "")
+
 
 def compose_values(overrides: Sequence[str], searched: Sequence[Path], typed: Sequence[str]) -> HydraResult:
     """Compose the options of the folders `searched`, in this order, and of the package with the overrides.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.core.user_files import entries_below, open_ordinary
+from llm_perf_opt.core.user_files import open_ordinary
 
 PRIVATE, SHARED = 0o600, 0o666
 """The permissions of a new file: its owner alone, or what the umask of the process leaves."""
@@ -47,9 +47,14 @@ def inside(root: Path, path: Path) -> Path:
 def followed(root: Path, path: Path) -> Path:
     """Return the path with all links resolved. Raise an OutsideError if that is neither `root` nor inside it."""
     real = Path(os.path.realpath(path))
-    if not real.is_relative_to(os.path.realpath(root)):
+    if not leads_inside(root, real):
         raise _outside(root, path, real)
     return real
+
+
+def leads_inside(root: Path, path: Path) -> bool:
+    """Return whether a path, with all links resolved, is `root` or inside it."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 def _outside(root: Path, path: Path, real: Path) -> OutsideError:
@@ -61,10 +66,11 @@ def _outside(root: Path, path: Path, real: Path) -> OutsideError:
 
 
 def check_links(folder: Path) -> None:
-    """Raise an OutsideError for a link in a folder of someone else, some levels deep, that leads out of the folder."""
-    for entry in entries_below(folder):
-        if entry.is_symlink():
-            followed(folder, Path(entry.path))
+    """Raise an OutsideError for a link in a folder of someone else, at any depth, that leads out of the folder."""
+    for place, folders, names in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *names)):
+            if path.is_symlink():
+                followed(folder, path)
 
 
 def root_of(folder: Path) -> Path:

@@ -23,6 +23,8 @@ LAUNCHER_PID = "LLM_PERF_LAUNCHER_PID"
 """The process that a point of a sweep ends with."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """Signals that ask this program to end."""
+IMPORTING_NOTHING_HERE = "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
+"""Begins the code of `python -c`: nothing is imported from the working folder, which may be anybody's."""
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
@@ -229,10 +231,10 @@ def under_nsys() -> bool:
 
 
 def become(argv: Sequence[str]) -> NoReturn:
-    """Replace this program by another one in the same process, after its output is written."""
+    """Replace this program by a Python program in the same process, after its output is written."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(argv[0], list(argv))  # noqa: S606 - an argv list, never a shell
+    os.execve(argv[0], list(argv), {**os.environ, "PYTHONSAFEPATH": "1"})  # noqa: S606 - an argv list, never a shell
 
 
 def process_start(pid: int) -> float:

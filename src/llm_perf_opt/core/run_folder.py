@@ -16,7 +16,7 @@ from llm_perf_opt.core.file_lock import folder_lock
 from llm_perf_opt.core.inside import PRIVATE, SHARED, check_links, disk_error, make_folder, new_folder, restrict, root_of, write
 from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, PassRecord
 from llm_perf_opt.core.secrets import hidden_argv
-from llm_perf_opt.core.user_files import COMPRESSED, TooLargeError, check_folder, present, read_text, read_unpacked
+from llm_perf_opt.core.user_files import COMPRESSED, TooLargeError, check_folder, is_file_name, present, read_text, read_unpacked
 from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_json_memory, check_plain
 
 R = TypeVar("R")
@@ -263,6 +263,11 @@ class RunFolder(OwnFolder):
                 f"{self.manifest_file} was written by a newer version (schema {manifest.schema}; this version reads {SCHEMA}).",
                 "Upgrade llm-perf-opt.",
             )
+        for entry in manifest.passes:
+            if not is_file_name(entry.name):
+                raise ParseError(
+                    f"{self.manifest_file} names a pass outside of the run: {entry.name!r}.", "It was edited, or is damaged."
+                )
         return manifest
 
     def write_manifest(self, manifest: Manifest) -> None:

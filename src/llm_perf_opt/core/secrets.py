@@ -154,6 +154,7 @@ _LONG_WORD = re.compile(
 _LEAST_CHANGES, _LEAST_CHANGES_OF_BASE64 = 0.43, 0.28
 """Of neighbors, how many differ in kind (upper, lower, digit): 0.62 on average in random text, below 0.3 in identifiers."""
 _BASE64 = re.compile(r"[A-Za-z0-9/+]{40}|[A-Za-z0-9/+]+=+")
+_WORD_OF_NAME = re.compile(r"[A-Za-z]?[a-z]{0,14}\d{0,4}")
 _LONG = 32
 """Characters after a known start that need no digit to be a credential."""
 
@@ -192,7 +193,7 @@ def credentials_in(values: Any, name: str = "") -> Iterator[str]:
 
 
 def _without_known(text: str) -> str:
-    return _KNOWN.sub(lambda one: HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) else one[0], text)
+    return _KNOWN.sub(lambda one: HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) and not _words(one[0]) else one[0], text)
 
 
 def _without_value(found: re.Match[str]) -> str:
@@ -229,6 +230,11 @@ def _mixed(word: str) -> bool:
     """Return whether a word has letters and digits, or letters of both cases other than a capital at its start."""
     rest = word[1:]
     return any(map(str.isdigit, word)) or (rest != rest.lower() and rest != rest.upper()) or len(word) >= _LONG
+
+
+def _words(name: str) -> bool:
+    """Return whether a name consists of words and short numbers, such as `hf_models_v2`: a folder, and no credential."""
+    return all(_WORD_OF_NAME.fullmatch(part) for part in re.split("[-_]", name))
 
 
 def _random(word: str) -> bool:

@@ -35,6 +35,11 @@ _DEEPEST, _MOST_ENTRIES = 4, 20_000
 """How far a folder is searched: the runs of a sweep, their passes, the files of a pass."""
 
 
+def is_file_name(text: str) -> bool:
+    """Return whether a text from a file is the name of a file or a folder, and no path to another place."""
+    return text not in ("", ".", "..") and "/" not in text and "\0" not in text
+
+
 class SpecialFileError(ConfigError, ParseError):
     """Not a regular file. The exit code is 2; code that skips a damaged file (ParseError) skips this one too."""
 
@@ -50,7 +55,7 @@ def check_ordinary(path: Path) -> None:
 
 def check_folder(folder: Path) -> None:
     """Check everything in a folder, some levels deep. Sockets are allowed: opening one does not block."""
-    for entry in entries_below(folder):
+    for entry in _entries(folder, _DEEPEST, [_MOST_ENTRIES]):
         if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
             path = Path(entry.path)
             try:
@@ -166,12 +171,8 @@ def _check(path: Path, mode: int) -> None:
         )
 
 
-def entries_below(folder: Path) -> Iterator["os.DirEntry[str]"]:
-    """Yield what is in a folder, some levels deep, without following links."""
-    return _entries(folder, _DEEPEST, [_MOST_ENTRIES])
-
-
 def _entries(folder: Path, depth: int, left: list[int]) -> Iterator["os.DirEntry[str]"]:
+    """Yield what is in a folder, so many levels deep and so many at most, without following links."""
     try:
         with os.scandir(folder) as entries:
             found = list(entries)

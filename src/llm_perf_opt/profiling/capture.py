@@ -28,7 +28,7 @@ def capture(composed: Composed, command: Sequence[str], listener: Listener) -> t
     runtime_named(composed.config.runtime.type)
     refuse_early([composed.config])
     config = resolve_metrics(composed.config)
-    folder = RunFolder.create(composed.run_dir)
+    folder = RunFolder.create(composed.checked_run_dir())
     names, hardware = planned_passes(config), config.hardware
     plan = Capture(folder, listener, names, config.profiling, config, None, hardware.device, hardware.device_index)
     plan = replace(plan, code=tuple(map(str, composed.code)))

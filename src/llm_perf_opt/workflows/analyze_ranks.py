@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.processes import IMPORTING_NOTHING_HERE
 from llm_perf_opt.core.run_folder import there
 from llm_perf_opt.core.user_files import check_ordinary
 
@@ -35,11 +36,8 @@ _EVENT = b'"ph"'
 _PREVIEW_BYTES = 1 << 16
 _MOST_FILES = 5
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,9})", re.IGNORECASE)
-_CHILD = (
-    "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
-    "from llm_perf_opt.workflows.rank_reader import main; sys.exit(main(sys.argv[1:]))"
-)
-"""What a child runs, without the working directory at the beginning of its path."""
+_CHILD = f"{IMPORTING_NOTHING_HERE}from llm_perf_opt.workflows.rank_reader import main; sys.exit(main(sys.argv[1:]))"
+"""What a child runs."""
 
 
 @dataclass(frozen=True)

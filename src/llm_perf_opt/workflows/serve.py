@@ -45,7 +45,7 @@ def serve(prepared: Prepared, place: Path, command: Sequence[str], listener: Lis
 def place_of(prepared: Prepared, composed: Composed, out: Path | None) -> Path:
     """Return where the run goes: an attached server's model is named by the server, not by the settings."""
     if out is not None or prepared.runtime is not None:
-        return out or composed.run_dir
+        return out or composed.checked_run_dir()
     name = prepared.facts.model.rstrip("/").rpartition("/")[2]
     name = name if FOLDER_NAME.fullmatch(name) else "server"
     return Path("runs") / "serve" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")

@@ -97,7 +97,7 @@ def plan_sweep(overrides: Sequence[str], config_dir: Path | None, *, elsewhere: 
     first = composed[0]
     folder = Path("runs") / first.config.experiment / "sweeps" / first.run_dir.name.removesuffix(RANDOM_SUFFIX)
     note = f"{RUN_DIR} in the project's files is for single runs: this sweep is in {folder}; {RUN_DIR}=DIR sets another folder."
-    return Planned(points, composed, folder, (note,) if first.run_dir_in_files else ())
+    return Planned(points, composed, folder, (note,) if first.run_dir_file else ())
 
 
 def _points(overrides: Sequence[str]) -> tuple[PlannedPoint, ...]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from llm_perf_opt.analysis.tuning.calibration import CalibrationPoint
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.core.file_lock import folder_lock
+from llm_perf_opt.core.inside import check_links
 from llm_perf_opt.core.run_folder import OwnFolder, RunFolder, read_record, there
+from llm_perf_opt.core.user_files import check_folder, is_file_name
 
 SCHEMA = 1
 SUFFIX = "-tune"
@@ -110,12 +112,23 @@ class TuneFolder(OwnFolder):
         """Open the search of a run, or the search itself. Of several, the last one. Raise ConfigError if there is none."""
         there(path, "Give the run that was tuned, or the folder of the search.")
         if is_search(path):
-            return cls(path.resolve())
+            return cls.open(path)
         base = path.resolve()
-        found = [folder for folder in base.parent.glob(f"{_escaped(base.name)}{SUFFIX}*") if is_search(folder)]
+        found = [
+            folder
+            for folder in base.parent.glob(f"{_escaped(base.name)}{SUFFIX}*")
+            if is_search(folder) and not folder.is_symlink()
+        ]
         if not found:
             raise ConfigError(f"{path} has no search to resume.", f"Start one: `llm-perf tune {shlex.quote(str(path))}`.")
-        return cls(max(found, key=lambda folder: (read_record(folder / STATE, TuneState).created, folder.name)))
+        return cls.open(max(found, key=lambda folder: (read_record(folder / STATE, TuneState).created, folder.name)))
+
+    @classmethod
+    def open(cls, path: Path) -> "TuneFolder":
+        """Open a search. Raise an OutsideError for a link in it that leads out of it."""
+        check_folder(path)
+        check_links(path)
+        return cls(path.resolve())
 
     @property
     def state_file(self) -> Path:
@@ -149,7 +162,7 @@ class TuneFolder(OwnFolder):
             if state.schema > SCHEMA:
                 raise ParseError(f"{self.state_file} was written by a newer version.", "Upgrade llm-perf-opt.")
             for made in state.runs:
-                if Path(made.run).name != made.run or made.run == ".." or "\0" in made.run:
+                if made.run and not is_file_name(made.run):
                     raise ParseError(f"{self.state_file} names a run outside the search: {made.run!r}.")
             self._state = state
         return self._state

@@ -185,4 +185,7 @@ def test_the_hook_stops_a_real_commit(how: tuple[str, ...], project: Places) -> 
     assert "third_party/github/subtree/LICENSE: differs from the pinned commit" in done.stderr
     git(project.root, "checkout", "--quiet", "HEAD", "--", "third_party")
     (project.root / "main.py").write_text("x = 2\n")
+    for name in ("runpy", "functools", "llm_perf_opt"):
+        (project.root / f"{name}.py").write_text("open('ran', 'w').close()\n")
     git(project.root, "commit", "--quiet", "--all", "--message", "fine", PYTHONPATH=SOURCE)
+    assert not (project.root / "ran").exists(), "nothing in the repository is imported"

@@ -11,7 +11,7 @@ from pathlib import Path
 from llm_perf_opt.config.runtimes import all_traits
 from llm_perf_opt.config.serving import LOOPBACK, Generator
 from llm_perf_opt.core.errors import ConfigError, ResourceError, nearest
-from llm_perf_opt.core.processes import ask
+from llm_perf_opt.core.processes import IMPORTING_NOTHING_HERE, ask
 from llm_perf_opt.profiling.vendor.launch import program_environment
 from llm_perf_opt.runners.child import PARENT_VARIABLE
 from llm_perf_opt.traces.serving.json_files import most_requests
@@ -51,7 +51,7 @@ def locate_generator(name: str, python: Path | None) -> LocatedGenerator:
     generator = known[name]
     launch = _launch(generator, python)
     if launch is None:
-        looked = f"in {python}" if python else f"on the PATH or in {' or '.join(generator.folders)}"
+        looked = f"in {python}" if python else f"on the PATH or in {' or '.join(map(str, _environments(generator)))}"
         raise ResourceError(
             f"The load generator {generator.label} is not installed: there is none {looked}.",
             f"{generator.install}; or name its interpreter with --generator-python PATH.",
@@ -68,18 +68,23 @@ def _launch(generator: Generator, python: Path | None) -> tuple[str, ...] | None
         return (on_path,)
     if not generator.program and find_spec(generator.package) is not None:
         return (sys.executable, *generator.launch)
-    for folder in generator.folders:
-        interpreter = Path.cwd() / folder / "bin" / "python"
+    for folder in _environments(generator):
+        interpreter = folder / "bin" / "python"
         if interpreter.exists():
             return _in_environment(generator, interpreter)
     return None
+
+
+def _environments(generator: Generator) -> list[Path]:
+    """Return where environments of a generator are: next to that of this process. The working folder may be anybody's."""
+    return [Path(sys.prefix).parent / folder for folder in generator.folders]
 
 
 def _in_environment(generator: Generator, interpreter: Path) -> tuple[str, ...] | None:
     program = interpreter.parent / generator.program
     if generator.program and os.access(program, os.X_OK):
         return (str(program),)
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    code = f"{IMPORTING_NOTHING_HERE}import importlib.util; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
     has = ask([str(interpreter), "-c", code, generator.package], 60) is not None
     return (str(interpreter), *generator.launch) if has else None
 
@@ -88,7 +93,7 @@ def _version(generator: Generator, program: str) -> str:
     """Return the version in the environment of a program, or an empty string."""
     interpreter = Path(program) if Path(program).name != generator.program else Path(program).resolve().parent / "python"
     code = (
-        "import importlib.metadata as m, sys; found = {d.name: d.version for d in m.distributions()}; "
+        f"{IMPORTING_NOTHING_HERE}import importlib.metadata as m; found = {{d.name: d.version for d in m.distributions()}}; "
         "print(next((found[name] for name in sys.argv[1:] if name in found), ''))"
     )
     names = generator.distributions or (generator.package,)
@@ -96,11 +101,11 @@ def _version(generator: Generator, program: str) -> str:
 
 
 def generator_environment(located: LocatedGenerator) -> dict[str, str]:
-    """Return the environment of a generator: the user's, without a proxy for loopback.
+    """Return the environment of a generator: the user's, without a proxy for loopback or imports from the working folder.
 
     Another interpreter does not get the packages of this one.
     """
-    environment = {**program_environment(), PARENT_VARIABLE: str(os.getpid())}
+    environment = {**program_environment(), PARENT_VARIABLE: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     for name in ("PYTHONPATH", "PYTHONHOME") if located.launch[0] != sys.executable else ():
         environment.pop(name, None)
     for name in ("NO_PROXY", "no_proxy"):

@@ -13,6 +13,7 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.git import Git
 from llm_perf_opt.core.git_changes import GITLINK
 from llm_perf_opt.core.inside import write
+from llm_perf_opt.core.processes import IMPORTING_NOTHING_HERE
 from llm_perf_opt.core.urls import without_password
 from llm_perf_opt.workspace.externals.listing import TRACKED_WAYS, External, read_listing
 from llm_perf_opt.workspace.externals.places import IGNORE, LICENSES, LISTING, LOCK, THIRD_PARTY, Locked, Places, read_lock
@@ -54,8 +55,10 @@ def strays(places: Places, entries: Iterable[External]) -> list[str]:
 
 _HOOK = """#!/bin/sh
 # Reference code under third_party/ is read-only: see `llm-perf externals --help`.
-exec {python} -m llm_perf_opt externals guard
+exec {python} -c '{code}' externals guard
 """
+_HOOKED = f"{IMPORTING_NOTHING_HERE}from llm_perf_opt.cli.__main__ import main; main()"
+"""Not `-m llm_perf_opt`: Python would search the repository for modules first."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def install(places: Places, python: str) -> Path:
         raise ConfigError(f"core.hooksPath is {configured}.", "Call `llm-perf externals guard` from the pre-commit hook there.")
     if hook.exists() or hook.is_symlink():
         raise ConfigError(f"{hook} already exists.", "Add `llm-perf externals guard` to it.")
-    write(hooks, hook, _HOOK.format(python=shlex.quote(python)).encode(), 0o777)
+    write(hooks, hook, _HOOK.format(python=shlex.quote(python), code=_HOOKED).encode(), 0o777)
     return hook
 
 

@@ -87,9 +87,9 @@ def update(
     if len(names) != 1:
         raise ConfigError("--to moves one entry.", "Name it: llm-perf externals update NAME --to COMMIT.")
     entry = replace(entries[0], commit=check_commit("--to", to))
-    where = f"{THIRD_PARTY}/{LISTING}"
-    text = with_commit(places.listing_text(), where, entry.name, entry.commit)  # raises before anything is moved
     with places.alone():
+        where = f"{THIRD_PARTY}/{LISTING}"
+        text = with_commit(places.listing_text(), where, entry.name, entry.commit)  # raises before anything is moved
         done = _attempt(places, entry, lambda here, moved: _update_one(here, moved, entries[0]), tell)
         if done.error is None:
             write_whole(places.root, places.listing_file, text.encode())
@@ -109,8 +109,8 @@ def snapshot(
             return [_attempt(places, entry, _update_one, tell) for entry in listed]
     if len(names) != 1:
         raise ConfigError("--commit takes one repository.", "llm-perf externals snapshot OWNER/NAME --commit COMMIT")
-    entry, text = _snapshot_entry(places, names[0], check_commit("--commit", commit))
     with places.alone():
+        entry, text = _snapshot_entry(places, names[0], check_commit("--commit", commit))
         done = _attempt(places, entry, _update_one, tell)
         if done.error is None:
             write_whole(places.root, places.listing_file, text.encode())
