@@ -193,7 +193,8 @@ def test_a_file_does_not_choose_a_run_folder_outside_of_the_project(
     project: Path, tmp_path: Path, name: str, before: str, folder: str
 ) -> None:
     here = project / "here"
-    (project / "conf").rename(here.mkdir() or here / "conf")
+    here.mkdir()
+    (project / "conf").rename(here / "conf")
     (tmp_path / "outside").mkdir()
     (here / "link").symlink_to(tmp_path / "outside")
     os.chdir(here)

@@ -8,7 +8,6 @@ import typer
 
 from llm_perf_opt.cli.completing import complete_run
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.signals import graceful_exit
 
 
 def advise(
@@ -64,13 +63,10 @@ def advise(
         print("note: no finding is a configuration change with a predicted saving; nothing to try", file=sys.stderr)
         print_json({"run": str(run.folder.path), "findings": findings, "verification": None}) if as_json else None
         return
-    with graceful_exit():
-        with progress_for(quiet) as progress:
-            found, interrupted = try_findings(
-                run, analysis, chosen, command_line(), progress, remeasure=remeasure, code=code or ()
-            )
-        if as_json:
-            print_json({"run": str(run.folder.path), "findings": findings, "verification": verification_json(found)})
-        else:
-            sys.stdout.write(trials_text(found))
-        raise_if(interrupted)
+    with progress_for(quiet) as progress:
+        found, interrupted = try_findings(run, analysis, chosen, command_line(), progress, remeasure=remeasure, code=code or ())
+    if as_json:
+        print_json({"run": str(run.folder.path), "findings": findings, "verification": verification_json(found)})
+    else:
+        sys.stdout.write(trials_text(found))
+    raise_if(interrupted)

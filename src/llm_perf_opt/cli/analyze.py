@@ -8,7 +8,6 @@ import typer
 
 from llm_perf_opt.cli.completing import complete_run
 from llm_perf_opt.cli.shared import Debug, Json, note_debug, page_kind, print_json, raise_if, write_page
-from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,16 +54,15 @@ def analyze(
     from llm_perf_opt.workflows.analyze_ranks import analyze_rank_files, only_traces, traces_of
 
     found: SourceAnalysis | RanksResult
-    with graceful_exit():
-        files, notes = traces_of(sources)
-        if len(files) == 1:
-            found = _one(files[0], modules_from, use_cache=not no_cache)
-        elif modules_from is not None:
-            raise ConfigError("--modules-from needs one run or trace, not several ranks.", "Give the trace of one rank.")
-        else:
-            source = " ".join(str(path) for path in sources) if len(sources) < 3 else f"{sources[0]} … {sources[-1]}"
-            with_analyses = as_json or kind == ".json"
-            found = analyze_rank_files(only_traces(files), source, use_cache=not no_cache, with_analyses=with_analyses)
+    files, notes = traces_of(sources)
+    if len(files) == 1:
+        found = _one(files[0], modules_from, use_cache=not no_cache)
+    elif modules_from is not None:
+        raise ConfigError("--modules-from needs one run or trace, not several ranks.", "Give the trace of one rank.")
+    else:
+        source = " ".join(str(path) for path in sources) if len(sources) < 3 else f"{sources[0]} … {sources[-1]}"
+        with_analyses = as_json or kind == ".json"
+        found = analyze_rank_files(only_traces(files), source, use_cache=not no_cache, with_analyses=with_analyses)
     for note in (*notes, *found.notes):
         print(f"note: {note}", file=sys.stderr)
     if out is not None:

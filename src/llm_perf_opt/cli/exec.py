@@ -10,7 +10,6 @@ import typer
 
 from llm_perf_opt.cli.outcome import print_program
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, raise_if
-from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.errors import Interrupted, unreported
 
 if TYPE_CHECKING:
@@ -107,14 +106,13 @@ def exec_program(
         print(_announcement(request), file=sys.stderr)
     name = run_name(program)
     folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
-    with graceful_exit():
-        with progress_for(quiet) as progress:
-            error = capture_program(request, folder, command_line(), progress)
-        try:
-            print_program(folder, report_program(RunReader(folder)), as_json)
-        except (KeyboardInterrupt, Interrupted) as stopped:
-            raise unreported(stopped, folder.path, error) from stopped
-        raise_if(error)
+    with progress_for(quiet) as progress:
+        error = capture_program(request, folder, command_line(), progress)
+    try:
+        print_program(folder, report_program(RunReader(folder)), as_json)
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        raise unreported(stopped, folder.path, error) from stopped
+    raise_if(error)
 
 
 def _announcement(request: "ExecRequest") -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TextIO, cast
 
-from llm_perf_opt.cli.signals import LastingFile, graceful_exit
+from llm_perf_opt.cli.signals import LastingFile
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.terminal import one_line, raw_stream
@@ -180,19 +180,18 @@ _WHY: dict[type[BaseException], str] = {KeyboardInterrupt: "it was interrupted"}
 def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
     """Show the phases of a long read. On Ctrl-C and SIGTERM, unfinished output is removed first."""
     begun = time.monotonic()
-    with graceful_exit():
-        try:
-            with progress_for(quiet) as progress:
-                progress.pass_started(name, label)
-                try:
-                    yield lambda phase, total: _Phase(progress, name, phase, total).advance
-                except BaseException as error:
-                    why = error.fact if isinstance(error, LlmPerfError) else _WHY.get(type(error), type(error).__name__)
-                    progress.pass_ended(PassRecord(name, "failed", seconds=time.monotonic() - begun, why=why))
-                    raise
-                progress.pass_ended(PassRecord(name, "complete", seconds=time.monotonic() - begun))
-        except KeyboardInterrupt as error:
-            raise Interrupted("Interrupted.", "Nothing unfinished was left behind.") from error
+    try:
+        with progress_for(quiet) as progress:
+            progress.pass_started(name, label)
+            try:
+                yield lambda phase, total: _Phase(progress, name, phase, total).advance
+            except BaseException as error:
+                why = error.fact if isinstance(error, LlmPerfError) else _WHY.get(type(error), type(error).__name__)
+                progress.pass_ended(PassRecord(name, "failed", seconds=time.monotonic() - begun, why=why))
+                raise
+            progress.pass_ended(PassRecord(name, "complete", seconds=time.monotonic() - begun))
+    except KeyboardInterrupt as error:
+        raise Interrupted("Interrupted.", "Nothing unfinished was left behind.") from error
 
 
 class _Phase:

@@ -11,7 +11,6 @@ import typer
 from llm_perf_opt.cli.completing import complete_override, complete_sweep
 from llm_perf_opt.cli.outcome import outcome, print_outcome
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, interrupted, unreported
 from llm_perf_opt.core.processes import under_nsys
 
@@ -75,14 +74,13 @@ def run(
     given = _settings(overrides or [])
     if plan and (not multirun or resume or point or dry_run):
         raise ConfigError("--plan writes the plan of a new sweep.", "Use `llm-perf run -m --plan KEY=A,B …`.")
-    with graceful_exit():
-        if point:
-            _refuse_with_point(given, multirun=multirun, resume=resume, config_dir=config_dir, dry_run=dry_run)
-            _point(*point, given, quiet=quiet, as_json=as_json)
-        elif multirun or resume:
-            _sweep(given, config_dir, resume, plan=plan, dry_run=dry_run, quiet=quiet, as_json=as_json)
-        else:
-            _one(given, config_dir, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    if point:
+        _refuse_with_point(given, multirun=multirun, resume=resume, config_dir=config_dir, dry_run=dry_run)
+        _point(*point, given, quiet=quiet, as_json=as_json)
+    elif multirun or resume:
+        _sweep(given, config_dir, resume, plan=plan, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    else:
+        _one(given, config_dir, dry_run=dry_run, quiet=quiet, as_json=as_json)
 
 
 def _refuse_ranks(overrides: list[str]) -> None:

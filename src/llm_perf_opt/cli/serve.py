@@ -8,7 +8,6 @@ import typer
 from llm_perf_opt.cli.completing import complete_override
 from llm_perf_opt.cli.outcome import print_serving
 from llm_perf_opt.cli.shared import SLO_HELP, Debug, Json, Quiet, command_line, note_debug, raise_if
-from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.errors import Interrupted, unreported
 
 if TYPE_CHECKING:
@@ -79,14 +78,13 @@ def serve(
 
     composed = compose(overrides or [], config_dir)
     prepared = check_serving(_request(options, composed))
-    with graceful_exit():
-        with progress_for(quiet) as progress:
-            result = run_serving(prepared, place_of(prepared, composed, out), command_line(), progress)
-        try:
-            print_serving(result.folder, report_serving(RunReader(result.folder)), as_json)
-        except (KeyboardInterrupt, Interrupted) as stopped:
-            raise unreported(stopped, result.folder.path, result.error) from stopped
-        raise_if(result.error)
+    with progress_for(quiet) as progress:
+        result = run_serving(prepared, place_of(prepared, composed, out), command_line(), progress)
+    try:
+        print_serving(result.folder, report_serving(RunReader(result.folder)), as_json)
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        raise unreported(stopped, result.folder.path, result.error) from stopped
+    raise_if(result.error)
 
 
 def _request(given: dict[str, Any], composed: "Composed") -> "ServingRequest":

@@ -76,11 +76,8 @@ def graceful_exit() -> Iterator[None]:
 
     Only the exit code differs. After the first signal, further ones are ignored, so that they cannot interrupt the cleanup; only
     Ctrl-C again does. If SIGHUP is ignored, as under nohup, it stays ignored. Whatever a library makes of the exception of a
-    signal, as an import or a database does, the command ends as the signal asks. Inside another of its kind it does nothing.
+    signal, as an import or a database does, the command ends as the signal asks. The app opens it around every command.
     """
-    if _active:
-        yield
-        return
     received: list[int] = []
     output = [LastingFile(sys.stdout), LastingFile(sys.stderr)]
 
@@ -97,7 +94,6 @@ def graceful_exit() -> Iterator[None]:
 
     handled = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM]
     previous = {number: signal.signal(number, stop) for number in handled}
-    _active.append(True)
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", tuple(output))
     try:
@@ -109,17 +105,12 @@ def graceful_exit() -> Iterator[None]:
             raise
         raise _end_of(received, error) from error
     finally:
-        _active.pop()
         sys.stdout, sys.stderr = streams
         if any(file.may_break for file in output):
             for file in output:
                 file.close_if_gone()
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-_active: list[bool] = []
-"""Not empty inside `graceful_exit`."""
 
 
 def _end_of(received: list[int], error: BaseException) -> Interrupted:

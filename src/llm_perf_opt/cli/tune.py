@@ -8,7 +8,6 @@ import typer
 
 from llm_perf_opt.cli.completing import complete_goal, complete_objective, complete_token_rule, complete_tuned
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def tune(
     )  # fmt: skip
     if resume and options != TuneOptions(budget_s=options.budget_s):
         raise ConfigError("--resume uses the options of the search.", "Only --budget may be given with it.")
-    with graceful_exit(), progress_for(quiet) as progress:
+    with progress_for(quiet) as progress:
         folder, code = _folder(words, options, config_dir, progress, resume=resume, budget=budget)
         print(f"search: {folder.path}", file=sys.stderr)
         try:

@@ -252,7 +252,8 @@ def _describe(
 _SCRIPTS_DATA = "".join(f"*/*/**/*{suffix}\n" for suffix in (*SUFFIXES, INDEX_SUFFIX))
 """A script may keep the files of its variant outside of data/."""
 KEPT_OUT_OF_GIT = (
-    f"*/source-data\n*/source-data/**\n*/*/data/\n{_SCRIPTS_DATA}!*/analysis/**\n!*/*/[Rr][Ee][Aa][Dd][Mm][Ee]*\n.*.part/\n"
+    f"*/source-data\n*/source-data/**\n*/*/data/\n{_SCRIPTS_DATA}!*/analysis/**\n!*/*/[Rr][Ee][Aa][Dd][Mm][Ee]*\n"
+    ".*.part/\n.*.lock\n"
 )
 """The .gitignore of the datasets: data stay out of version control; descriptions and results of an analysis do not."""
 _OPTION_HEAD = "# Written by `llm-perf dataset add`. dataset.variant=NAME selects a variant; without one, the source is read.\n"

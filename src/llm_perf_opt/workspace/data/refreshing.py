@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.file_lock import changing
 from llm_perf_opt.core.inside import root_of
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.core.user_files import read_text
@@ -84,12 +85,13 @@ def update_readme(tree: DatasetTree, folder: DatasetFolder, render: Render) -> l
     block = render(dataset_metadata(folder), first_level(folder.source), list(_readable_variants(folder)))
     readme = folder.readme_file
     _refuse_link(readme)
-    before = _text_of(readme) if readme.exists() else f"# {folder.name}\n"
-    after = with_block(before, block, README_MARKS, str(readme))
     changed = []
-    if after != before or not readme.exists():
-        write_whole(root_of(tree.root), readme, after.encode())
-        changed.append(readme)
+    with changing(root_of(tree.root), folder.path):
+        before = _text_of(readme) if readme.exists() else f"# {folder.name}\n"
+        after = with_block(before, block, README_MARKS, str(readme))
+        if after != before or not readme.exists():
+            write_whole(root_of(tree.root), readme, after.encode())
+            changed.append(readme)
     if not tree.ignore_file.exists():
         write_whole(root_of(tree.root), tree.ignore_file, KEPT_OUT_OF_GIT.encode())
         changed.append(tree.ignore_file)
@@ -135,6 +137,13 @@ def _found(
 def _filled(root: Path, path: Path, found: FilledIn) -> list[Path]:
     """Add the facts to a metadata file, whose own text stays as it is; a missing file is created."""
     _refuse_link(path)
+    with changing(root, path.parent):
+        write_whole(root, path, _completed(path, found).encode())
+    return [path]
+
+
+def _completed(path: Path, found: FilledIn) -> str:
+    """Return the text of a metadata file with the facts at its end."""
     before = _text_of(path) if path.exists() else ""
     stated = {key: value for key, value in (read_yaml(path) if path.exists() else {}).items() if key != FILLED_IN}
     block = yaml.safe_dump({FILLED_IN: dataclasses.asdict(found)}, sort_keys=False, allow_unicode=True, width=130)
@@ -148,5 +157,4 @@ def _filled(root: Path, path: Path, found: FilledIn) -> list[Path]:
             f"{path} cannot be completed: facts added at its end would not be part of its mapping.",
             "Write it as a block: one `key: value` per line, without braces around all of them.",
         )
-    write_whole(root, path, after.encode())
-    return [path]
+    return after
