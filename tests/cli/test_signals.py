@@ -31,6 +31,12 @@ def signalled(number: int) -> None:
     time.sleep(0)  # where Python hears it
 
 
+def run_verb(overrides: list[str] | None = None, **options: Any) -> None:
+    """Run the verb as the app does."""
+    with graceful_exit():
+        verb.run(overrides, **options)
+
+
 @pytest.mark.parametrize(("number", "kind", "code"), [(signal.SIGTERM, Terminated, 143), (signal.SIGHUP, HungUp, 129)])
 def test_a_signal_ends_what_is_done_with_its_own_code(number: int, kind: type[Interrupted], code: int) -> None:
     before = signal.getsignal(number)
@@ -115,7 +121,7 @@ def test_a_closed_terminal_ends_a_sweep_at_its_point(
 ) -> None:
     monkeypatch.setattr(verb, "_capture", hung_up)
     with pytest.raises(HungUp) as caught:
-        verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'sweep'}"], multirun=True, quiet=True)
+        run_verb(["runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'sweep'}"], multirun=True, quiet=True)
     assert "--resume" in caught.value.remedy
     assert [point.status for point in SweepFolder(tmp_path / "sweep").points()] == ["partial", "pending"]
     assert capsys.readouterr().err == "", "it was asked to be quiet"
@@ -132,7 +138,7 @@ def test_a_closed_terminal_ends_the_trying_of_findings(monkeypatch: pytest.Monke
     monkeypatch.setattr("llm_perf_opt.workflows.advise.findings_of", lambda path: (RunReader(RunFolder(path)), found, []))
     monkeypatch.setattr("llm_perf_opt.workflows.advise.to_try", lambda found, top: [Finding()])
     monkeypatch.setattr("llm_perf_opt.workflows.advise.verify", tried)
-    with pytest.raises(HungUp):
+    with pytest.raises(HungUp), graceful_exit():
         advise(tmp_path, verify=True, top=1, quiet=True)
 
 
@@ -155,7 +161,7 @@ def test_an_interrupt_of_the_report_says_how_to_write_it(
     monkeypatch.setattr("llm_perf_opt.workflows.analyze_run.report_run", pressed)
     place = tmp_path / "a run"
     with pytest.raises(Interrupted) as caught:
-        verb.run([f"hydra.run.dir='{place}'"], quiet=True, as_json=True)
+        run_verb([f"hydra.run.dir='{place}'"], quiet=True, as_json=True)
     assert caught.value.fact == "Interrupted while the report was written."
     assert caught.value.remedy == f"`llm-perf report '{place}'` writes the report."
     assert json.loads(capsys.readouterr().out)["status"] == "complete"
@@ -174,11 +180,11 @@ def test_an_interrupt_of_the_report_keeps_why_the_run_failed(
     monkeypatch.setattr(f"llm_perf_opt.workflows.{interrupted}", pressed)
     run, sweep = tmp_path / "run", tmp_path / "sweep"
     with pytest.raises(Interrupted) as caught:
-        verb.run([f"hydra.run.dir={run}"], quiet=True)
+        run_verb([f"hydra.run.dir={run}"], quiet=True)
     assert caught.value.fact == "Interrupted while the report was written. Before that: The torch pass ran out of memory."
     assert caught.value.remedy == f"Use a smaller batch. `llm-perf report {run}` writes the report."
     with pytest.raises(Interrupted, match=r"written\. Before that: The torch pass"):
-        verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={sweep}"], multirun=True, quiet=True)
+        run_verb(["runtime.batch_size=1,2", f"hydra.run.dir={sweep}"], multirun=True, quiet=True)
     assert [point.status for point in SweepFolder(sweep).points()] == ["partial", "pending"], "the sweep stopped"
 
 
@@ -186,7 +192,7 @@ def test_an_interrupt_of_the_images_is_told_too(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
     monkeypatch.setattr("llm_perf_opt.workflows.images.draw_images", pressed)
     with pytest.raises(Interrupted, match="while the report was written"):
-        verb.run([f"hydra.run.dir={tmp_path / 'run'}"], quiet=True)
+        run_verb([f"hydra.run.dir={tmp_path / 'run'}"], quiet=True)
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -194,7 +200,7 @@ def test_a_signal_during_the_report_keeps_its_name(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
     monkeypatch.setattr("llm_perf_opt.workflows.analyze_run.report_run", lambda _: signalled(signal.SIGTERM))
     with pytest.raises(Terminated) as caught:
-        verb.run([f"hydra.run.dir={tmp_path / 'run'}"], quiet=True)
+        run_verb([f"hydra.run.dir={tmp_path / 'run'}"], quiet=True)
     assert caught.value.fact == "Ended by SIGTERM. The report was not written."
 
 
@@ -205,13 +211,13 @@ def test_resuming_a_sweep_writes_the_report_that_an_interrupt_prevented(tmp_path
     with monkeypatch.context() as during:
         during.setattr("llm_perf_opt.workflows.analyze_run.report_run", pressed)
         with pytest.raises(Interrupted) as caught:
-            verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={sweep}"], multirun=True, quiet=True)
+            run_verb(["runtime.batch_size=1,2", f"hydra.run.dir={sweep}"], multirun=True, quiet=True)
     assert caught.value.fact == "Interrupted while the report was written."
     assert f"llm-perf run --resume {sweep}" in caught.value.remedy
     assert [point.status for point in SweepFolder(sweep).points()] == ["complete", "pending"]
     assert (sweep / "sweep.html").exists()
     assert not (sweep / "000" / "report.html").exists()
-    verb.run(resume=sweep, quiet=True)
+    run_verb(resume=sweep, quiet=True)
     assert [point.folder for point in SweepFolder(sweep).points()] == ["000", "001"], "the first was not measured again"
     assert (sweep / "000" / "report.html").exists()
 
@@ -221,6 +227,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from builders import clean_timings, manifest
 from llm_perf_opt.cli import run as verb
+from llm_perf_opt.cli.signals import graceful_exit
 from llm_perf_opt.core.run_folder import RunFolder
 from writing import write_record
 from llm_perf_opt.profiling import capture
@@ -235,7 +242,8 @@ def captured(composed, *_):
     return run, None
 
 capture.capture = captured
-verb.run(["runtime.batch_size=1,2,4", f"hydra.run.dir={sys.argv[1]}"], multirun=True, quiet=True)
+with graceful_exit():
+    verb.run(["runtime.batch_size=1,2,4", f"hydra.run.dir={sys.argv[1]}"], multirun=True, quiet=True)
 """
 
 
@@ -249,7 +257,7 @@ def test_after_kill_9_a_sweep_is_resumed_with_its_runs(tmp_path: Path, monkeypat
     first = (sweep / "000" / "run.json").read_bytes()
     monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
     monkeypatch.setattr("llm_perf_opt.workflows.sweep.require_same_hardware", lambda *_: None)
-    verb.run(resume=sweep, quiet=True)
+    run_verb(resume=sweep, quiet=True)
     assert [point.status for point in SweepFolder(sweep).points()] == ["complete"] * 3
     assert (sweep / "000" / "run.json").read_bytes() == first, "the first was not measured again"
 
@@ -258,7 +266,7 @@ def test_an_interrupt_of_the_page_of_a_sweep_names_the_way_to_resume(tmp_path: P
     monkeypatch.setattr("llm_perf_opt.profiling.capture.capture", captured)
     monkeypatch.setattr("llm_perf_opt.workflows.sweep.report_sweep", pressed)
     with pytest.raises(Interrupted, match="Interrupted") as caught:
-        verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'sweep'}"], multirun=True, quiet=True)
+        run_verb(["runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'sweep'}"], multirun=True, quiet=True)
     assert f"llm-perf run --resume {tmp_path / 'sweep'}" in caught.value.remedy
 
 
