@@ -31,9 +31,11 @@ def test_a_run_records_what_it_was_given(tmp_path: Path) -> None:
     run_pass(stored, "clean", tmp_path / "stored")
     found = read_timings(tmp_path / "stored" / "timings.json")
     assert found.model.dtype == "fp32"
-    assert found.model.weights == WeightFacts("stored", {"bf16": weights}, folder=str(tmp_path.resolve() / "model"))
+    assert found.model.weights == WeightFacts(
+        "stored", {"bf16": weights}, folder=str(tmp_path.resolve() / "model"), counted_on="module"
+    )
     assert found.workload.texts == TextUse(used=2, cut=1, longest=38, limit=8, unused=2)
     run_pass(compose([*SMALL, *SHORT]).config, "clean", tmp_path / "random")
     found = read_timings(tmp_path / "random" / "timings.json")
-    assert found.model.weights == WeightFacts("random")
+    assert found.model.weights == WeightFacts("random", counted_on="module")
     assert found.workload.texts is None

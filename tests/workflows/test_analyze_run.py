@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.workflows import analyze_run
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.analyze_run import is_reported, report_run
 from llm_perf_opt.workflows.run_reader import RunReader
 from whole_runs import whole_run
@@ -17,16 +17,16 @@ def test_a_run_counts_as_reported_only_after_its_last_file(tmp_path: Path, monke
     written: list[str] = []
 
     def checked(name: str) -> None:
-        plain = getattr(analyze_run, name)
+        plain = getattr(RunFolder, name)
 
-        def write(path: Path, content: Any) -> None:
+        def write(self: RunFolder, path: Path, content: Any) -> None:
             assert not is_reported(folder), f"{path.name} is still to be written"
             written.append(path.name)
-            plain(path, content)
+            plain(self, path, content)
 
-        monkeypatch.setattr(analyze_run, name, write)
+        monkeypatch.setattr(RunFolder, name, write)
 
-    checked("write_whole")
+    checked("write")
     checked("write_record")
     report_run(RunReader(folder))
     assert {"findings.json", "ops.csv", "nvml.csv", "report.md"} <= {*written}

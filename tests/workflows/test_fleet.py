@@ -370,7 +370,7 @@ def test_one_run_is_not_called_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     made_run(tmp_path / "00")
     runs(tmp_path, html="")
     assert capsys.readouterr().out.startswith("1 run: ")
-    assert ">1 run.<" in (tmp_path / "index.html").read_text()
+    assert f">1 run in the folder {tmp_path}.<" in (tmp_path / "index.html").read_text()
 
 
 # --- the command --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from llm_perf_opt.analysis.cpu_budget import CpuBudgetFacts, cpu_stage_budget
 from llm_perf_opt.analysis.evidence import Evidence, HostStageEvidence, RunFacts, repeats_of, unit_roofline, unprofiled_wall
 from llm_perf_opt.analysis.stats import percentile
-from llm_perf_opt.analysis.trace.host_time import WHOLE, HostTime, host_times
+from llm_perf_opt.analysis.trace.document import WHOLE
+from llm_perf_opt.analysis.trace.host_time import HostTime, host_times
 from llm_perf_opt.analysis.trace.operator_classes import HostRow
 from llm_perf_opt.analysis.trace.stage_instances import PREFILL, TraceStages
 from llm_perf_opt.core.host_records import ProfilerCost

@@ -85,6 +85,7 @@ def _hides(name: str, value: str) -> bool:
 
 def _is_plain(value: str) -> bool:
     """Return whether a value is no credential whatever its name."""
+    value = value.rstrip(".,;:!?")
     return bool(_PLAIN.fullmatch(value)) or (value.isdigit() and len(value) < len(str(_LEAST_NUMBER)))
 
 
@@ -209,7 +210,11 @@ def _without_named_values(text: str) -> Iterator[str]:
             continue
         value = _VALUE.match(text, found.end())
         bare = value[0].strip("\\\"'") if value else ""
-        if value is None or not _hides(name, bare) or (found["field"] and not _is_field(name, bare)):
+        if (
+            value is None
+            or not _hides(name, bare)
+            or (found["field"] and not _is_field(name, bare, spaced=text[found.end() - 1].isspace()))
+        ):
             continue
         quote = value[0][: value[0].index(bare)] if bare else ""
         yield f"{text[done : found.end()]}{quote}{HIDDEN}{quote}"
@@ -217,9 +222,14 @@ def _without_named_values(text: str) -> Iterator[str]:
     yield text[done:]
 
 
-def _is_field(name: str, value: str) -> bool:
-    """Return whether `name: value` in a text is a credential. `token: 15043` and `key: layers.0` are not."""
+def _is_field(name: str, value: str, *, spaced: bool) -> bool:
+    """Return whether `name: value` in a text is a credential. `token: 15043` and `key: layers.0` are not.
+
+    `pass:x` of openssl is one, `pass: x` is about a pass.
+    """
     words = [word.lower() for word in _WORD.findall(name)]
+    if spaced and words[-1] == "pass":
+        return False
     if any(part in "".join(words) for part in _ANYWHERE):
         return len(value) >= _LEAST_LENGTH
     sure = len(words) > 1 or words[-1] not in ("key", "session", "auth")

@@ -50,9 +50,9 @@ def as_float(value: float) -> float:
 def _extreme(value: float, digits: int) -> str:
     """Return the text of a number that no unit fits: not a number, infinite, or beyond `_MOST`; empty for any other."""
     if math.isnan(value):
-        return "NaN"
+        return "nan"
     if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
+        return "inf" if value > 0 else "-inf"
     return f"{value:.{digits - 1}e}" if abs(value) >= _MOST else ""
 
 

@@ -134,7 +134,10 @@ def _gpu(device_index: int) -> dict[str, Any]:
 def _own_commit() -> dict[str, Any]:
     """Return the commit of llm-perf, if this file is tracked: an installed package may lie in another repository."""
     here = Path(__file__)
-    tracked = Git(here.parent, limit_s=_GIT_S).try_text("ls-files", "--error-unmatch", here.name)
+    try:
+        tracked = Git(here.parent, limit_s=_GIT_S).try_text("ls-files", "--error-unmatch", here.name)
+    except ResourceError:  # no git
+        return {}
     return commit_of(here.parent) if tracked else {}
 
 
@@ -143,8 +146,8 @@ def commit_of(folder: Path) -> dict[str, Any]:
 
     `dirty` is "n/a: reason" if that cannot be found out without running a program that the repository names.
     """
-    git = Git(folder, limit_s=_GIT_S)
     try:
+        git = Git(folder, limit_s=_GIT_S)
         commit = git.text("rev-parse", "--verify", "HEAD")
     except ResourceError:  # no repository, no commit yet, or no git
         return {}

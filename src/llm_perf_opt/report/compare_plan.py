@@ -2,7 +2,7 @@
 
 from llm_perf_opt.analysis.comparison.planning import ComparisonPlan, Forecast, Noise, PlannedMetric
 from llm_perf_opt.analysis.comparison.statistics import LEVEL
-from llm_perf_opt.core.units import counted
+from llm_perf_opt.core.units import counted, significant
 from llm_perf_opt.report.document import (
     Block,
     Code,
@@ -69,7 +69,7 @@ def _metric(found: ComparisonPlan, metric: PlannedMetric) -> list[Block]:
 
 def _noise_words(noise: Noise) -> str:
     source = "measured" if noise.runs > 1 else "assumed"
-    likeness = f", correlated by {noise.likeness:.1f} with the repeat before" if noise.likeness >= 0.1 else ""
+    likeness = f", correlated by {significant(noise.likeness, 1)} with the repeat before" if noise.likeness >= 0.1 else ""
     return (
         f"Repeats scatter by {percent(noise.scatter, 2)} inside a run{likeness}. Processes differ by "
         f"{words(noise.process, lambda share: percent(share, 2))} ({source} from {counted(noise.runs, 'pilot')}), at most "

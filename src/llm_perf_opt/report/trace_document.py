@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.trace.document import (
     ON_CPU,
+    WHOLE,
     BudgetLine,
     BudgetTable,
     DeviceLine,
@@ -17,7 +18,6 @@ from llm_perf_opt.analysis.trace.document import (
     StageLine,
     TraceAnalysis,
 )
-from llm_perf_opt.analysis.trace.host_time import WHOLE
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import durations
 from llm_perf_opt.report.document import (

@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stability import run_stability
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.units import percentage, significant
 from llm_perf_opt.workflows.compare import analyzed, resolve
 from llm_perf_opt.workflows.compare_serving import are_under_load
 
@@ -59,14 +60,16 @@ def plan_comparison(
 
 def _check(effect: float, power: float, repeats: int | None, judgement: Judgement) -> None:
     if not 0 < abs(effect) <= _MOST_EFFECT or effect <= -1:
-        raise ConfigError(f"--effect {effect:.4g} is no change to find.", "Write a change above zero, such as --effect 5%.")
+        raise ConfigError(
+            f"--effect {significant(effect)} is no change to find.", "Write a change above zero, such as --effect 5%."
+        )
     if abs(effect) < judgement.smallest:
         raise ConfigError(
-            f"--effect {effect:.2%} gets no verdict however many runs there are: it is below --smallest.",
+            f"--effect {percentage(effect, 2)} gets no verdict however many runs there are: it is below --smallest.",
             f"Add --smallest {abs(effect) * 100:g}.",
         )
     if not 0.5 <= power < 1:
-        raise ConfigError(f"--power {power:.4g} must be at least 50% and below 100%.", "Write --power 90%.")
+        raise ConfigError(f"--power {significant(power)} must be at least 50% and below 100%.", "Write --power 90%.")
     if repeats is not None and repeats < LEAST_REPEATS:
         raise ConfigError(f"--repeats {repeats}: a verdict needs {LEAST_REPEATS} repeats per run.", "Plan more repeats.")
 
@@ -114,11 +117,9 @@ def _commands(pilot: RunAnalysis, count: int, repeats: int | None, runs_dir: Pat
 def _cautions(runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings], judgement: Judgement) -> list[str]:
     found = []
     if len(runs) == 1:
-        known = judgement.process_spread is not None
-        assumed = (
-            f"{judgement.process_spread:.1%} is assumed, and twice that at most" if known else "and none may be assumed here"
-        )
-        found.append(f"One pilot does not show how much processes differ: {assumed}. Make 3 pilot runs to measure it.")
+        spread = judgement.process_spread
+        known = "none may be assumed here" if spread is None else f"{percentage(spread, 1)} is assumed, and twice that at most"
+        found.append(f"One pilot does not show how much processes differ: {known}. Make 3 pilot runs to measure it.")
     elif len(runs) == 2:
         found.append("Two pilots show only roughly how much processes differ. A third narrows it much.")
     for run, timing in zip(runs, timings, strict=True):

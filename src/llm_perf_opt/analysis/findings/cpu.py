@@ -23,8 +23,7 @@ from llm_perf_opt.analysis.findings.finding import (
 )
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.peaks import best_roofline_time, measured_ns
-from llm_perf_opt.analysis.trace.document import Finding
-from llm_perf_opt.analysis.trace.host_time import WHOLE
+from llm_perf_opt.analysis.trace.document import WHOLE, Finding
 from llm_perf_opt.analysis.trace.operator_classes import HostRow
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import CleanTimings, Missing

@@ -99,12 +99,17 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: (_ORDER[finding.kind], -finding.weight_ns)))
 
 
+def _is_program(config: Mapping[str, Any] | None) -> bool:
+    """Return whether the settings are those of a user's program, which has no runtime."""
+    return bool(config) and "runtime" not in (config or {})
+
+
 def _applicable(finding: Finding, evidence: Evidence) -> Finding:
     """Return the finding without overrides that this program or run does not accept; the change in words remains."""
     overrides, config = finding.overrides, evidence.facts.config
     if not overrides:
         return finding
-    if evidence.facts.setting("runtime.type") is None and (config or of_engine(evidence)):
+    if evidence.facts.setting("runtime.type") is None and (_is_program(config) or of_engine(evidence)):
         return without_overrides(finding)  # a program or an engine that was started otherwise has no settings of llm-perf
     if not evidence.facts.own_runtime and any(override.startswith(_OWN_SETTINGS) for override in overrides):
         return without_overrides(finding)

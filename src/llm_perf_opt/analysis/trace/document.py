@@ -5,6 +5,8 @@ A missing number is None, and `why` has the reason. The module imports quickly, 
 
 import msgspec
 
+WHOLE = "trace"
+"""The stage, and its unit, of a trace without stage labels."""
 ON_CPU = "CPU"
 """The device of a trace without device work."""
 UNPROFILED = "the unprofiled pass"

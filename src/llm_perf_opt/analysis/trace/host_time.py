@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from llm_perf_opt.analysis.stats import apportion
+from llm_perf_opt.analysis.trace.document import WHOLE
 from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, exact_sum, matching, sums, union_blocks
 from llm_perf_opt.analysis.trace.operator_classes import HostRow, row_of
 from llm_perf_opt.analysis.trace.operators import labeled_instances
@@ -19,8 +20,6 @@ from llm_perf_opt.traces.nesting import NONE, lanes_of, nest
 
 OTHER = "other"
 """The component of what no component label encloses."""
-WHOLE = "trace"
-"""The stage, and its unit, of a trace without stage labels."""
 
 _ROWS = list(HostRow)
 _INDEX = {row: place for place, row in enumerate(_ROWS)}
