@@ -210,11 +210,9 @@ def _without_named_values(text: str) -> Iterator[str]:
             continue
         value = _VALUE.match(text, found.end())
         bare = value[0].strip("\\\"'") if value else ""
-        if (
-            value is None
-            or not _hides(name, bare)
-            or (found["field"] and not _is_field(name, bare, spaced=text[found.end() - 1].isspace()))
-        ):
+        if value is None or not _hides(name, bare):
+            continue
+        if found["field"] and not _is_field(name, bare, spaced=text[found.end() - 1].isspace()):
             continue
         quote = value[0][: value[0].index(bare)] if bare else ""
         yield f"{text[done : found.end()]}{quote}{HIDDEN}{quote}"
