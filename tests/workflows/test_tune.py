@@ -819,3 +819,13 @@ def test_nor_are_levers_that_the_folder_of_a_search_has(base: Base) -> None:
         tune(again, QuietProgress())
     assert "tune.json sets runtime.engine.quantization=evil.plugin" in caught.value.fact
     again.close()
+
+
+def test_a_search_that_starts_from_a_run_elsewhere_is_not_resumed(base: Base, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "run"
+    fake_base(elsewhere, base[1])
+    folder = begin(base[0], TuneOptions(), [])
+    folder.write_state(replace(folder.read(), base=str(elsewhere)))
+    folder.close()
+    with pytest.raises(ParseError, match="elsewhere"):
+        resume(folder.path, None)

@@ -156,7 +156,7 @@ class TuneFolder(OwnFolder):
         return self.path / "result.json"
 
     def read(self) -> TuneState:
-        """Return the state. Raise ParseError if tune.json is damaged or names a run outside the folder."""
+        """Return the state. Raise ParseError if tune.json is damaged, or names a run neither inside the search nor next to it."""
         if self._state is None:
             state = read_record(self.state_file, TuneState)
             if state.schema > SCHEMA:
@@ -164,6 +164,9 @@ class TuneFolder(OwnFolder):
             for made in state.runs:
                 if made.run and not is_file_name(made.run):
                     raise ParseError(f"{self.state_file} names a run outside the search: {made.run!r}.")
+            if Path(state.base).parent.resolve() != self.path.resolve().parent:
+                fact = f"{self.state_file} starts from a run elsewhere: {state.base}."
+                raise ParseError(fact, "A search lies next to its run: move it there.")
             self._state = state
         return self._state
 
