@@ -365,7 +365,7 @@ def test_a_taken_port_is_an_error_before_anything_starts(monkeypatch: pytest.Mon
 def test_a_missing_generator_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(generators, "known_generators", lambda: {"aiperf": GENERATOR})
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     with pytest.raises(ResourceError, match="AIPerf is not installed") as found:
         prepare(request(generator_python=None))
     assert "pip install aiperf" in found.value.remedy

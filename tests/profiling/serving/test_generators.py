@@ -29,6 +29,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (here / f"{name}.py").write_text(MODULE.format(mark=str(mark)))
     monkeypatch.chdir(here)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "elsewhere" / ".venv"))
     return mark
 
 
