@@ -6,7 +6,6 @@ from pathlib import Path
 
 from cluster_points import environment, llm_perf, points_of, two_measured_points, wait_for
 from command import HANG_S
-from llm_perf_opt.config.code_settings import may_run_code
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
 from slurm_cluster import SlurmCluster
 
@@ -23,7 +22,7 @@ def test_a_sweep_of_four_points_one_cancelled_and_resumed(slurm_programs: None, 
             return subprocess.Popen(argv, env=cluster.environment, cwd=tmp_path, text=True, stdout=pipe, stderr=pipe)
 
         words = [*two_measured_points(hold), f"hydra.run.dir={sweep}", "launcher=slurm", "launcher.time=10", "launcher.memory=1M"]
-        typed = [word for word in words if may_run_code(word)]
+        typed = [word for word in words if word.startswith(("profiling.passes.nap.hold=", "launcher.address="))]
         first = run("-m", *words)
         wait_for(lambda: (sweep / "003" / "raw" / "nap" / "up").exists() or first.poll() is not None, "point 3 starts")
         (job,) = set(cluster.ask("squeue", "--noheader", "--format=%F").split())
