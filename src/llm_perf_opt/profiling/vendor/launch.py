@@ -116,6 +116,8 @@ def run_child(
     mark = new_mark()
     given = environment or child_environment()
     with open_to_append(log.parent, log, PRIVATE) as file:
+        # Before the child starts: an interrupt between its start and the block below would leave it behind.
+        reader = LineReader(file, callbacks.on_message, printed_credentials(argv, given))
         child = _start(
             argv,
             stdin=subprocess.DEVNULL,
@@ -123,7 +125,6 @@ def run_child(
             stderr=subprocess.STDOUT,
             env={**given, MARK: mark},
         )
-        reader = LineReader(file, callbacks.on_message, printed_credentials(argv, given))
         running = _Running(child, Descendants(child.pid, mark), reader, grace_s or GRACE_S, callbacks.on_tick)
         stopped: LlmPerfError | None = None
         try:
