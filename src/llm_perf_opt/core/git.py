@@ -315,7 +315,7 @@ def _harmless(given: list[Setting], top: Path) -> list[str]:
 
 
 def _fill(stand_in: Path, repository: Repository, given: list[Setting]) -> None:
-    """Fill the folder that stands in for the common folder of a repository."""
+    """Fill the folder that replaces the common folder of a repository."""
     for name in _SHARED:
         link(stand_in, stand_in / name, repository.common / name)
     make_folder(stand_in, stand_in / "info")

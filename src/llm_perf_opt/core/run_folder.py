@@ -24,7 +24,7 @@ R = TypeVar("R")
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 """Disk space that a new run needs at least."""
 UNUSABLE = "n/a: the file is damaged here: "
-"""The start of what stands in place of a value beyond the limits."""
+"""The start of the text that replaces a value beyond the limits."""
 MOST_VALUES = 100_000
 """Values in settings. Aliases can expand a few lines of YAML beyond any memory."""
 _COMPRESSIBLE = (

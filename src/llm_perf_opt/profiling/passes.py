@@ -107,7 +107,7 @@ class Capture:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the measured process; a program's environment is not changed."""
     code: tuple[str, ...] = ()
-    """The settings that can run code and were typed, as KEY=VALUE: the measured process is told them as well."""
+    """The settings that can run code and were typed, as KEY=VALUE: the measured process gets them as well."""
 
     @property
     def environment(self) -> dict[str, str] | None:

@@ -217,7 +217,7 @@ class _Shapes:
 
 
 def _paths_with_covariance(found: Timeline) -> Weighed:
-    """Return the change for paths that are drawn anew in each run, or that go on from run to run."""
+    """Return the change for paths that start again in each run, or that continue from run to run."""
     shapes = _shapes(tuple(np.bincount(found.runs).tolist()), tuple(found.on_new[_firsts(found.runs)].tolist()))
     upper, doubled = _upper(len(found.points))
     products = found.points[upper[0]] * found.points[upper[1]] * doubled
