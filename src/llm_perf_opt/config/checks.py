@@ -101,7 +101,9 @@ def check(config: RunConfig) -> RunConfig:
 
 
 def _check_credentials(config: RunConfig) -> None:
-    for key in credentials_in(dataclasses.asdict(config)):
+    settings = dataclasses.asdict(config)
+    del settings["project"]  # names of files
+    for key in credentials_in(settings):
         raise ConfigError(
             f"{key} looks like a credential, and config.yaml would keep it.",
             "Set it in the environment of the engine instead (such as HF_TOKEN), or in a file that only you can read.",

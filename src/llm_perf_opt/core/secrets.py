@@ -86,7 +86,7 @@ def _hides(name: str, value: str) -> bool:
 def _is_plain(value: str) -> bool:
     """Return whether a value is no credential whatever its name."""
     value = value.rstrip(".,;:!?")
-    return bool(_PLAIN.fullmatch(value)) or (value.isdigit() and len(value) < len(str(_LEAST_NUMBER)))
+    return not value or bool(_PLAIN.fullmatch(value)) or (value.isdigit() and len(value) < len(str(_LEAST_NUMBER)))
 
 
 # --- URLs ---------------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def request(**changes: Any) -> ServingRequest:
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: ServingRequest, *fault: str, heard: Heard | None = None
 ) -> "tuple[RunFolder, Exception | None, Heard]":
-    def argv(config: Path, folder: Path, port: int, traces: Path | None, spans: str) -> list[str]:
+    def argv(config: Path, folder: Path, port: int, traces: Path | None, spans: str, code: Sequence[str]) -> list[str]:
         words = [sys.executable, str(STAND_INS / "fault_server.py"), "--port", str(port), *fault]
         return [*words, "--traces", str(traces)] if traces else words
 
