@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from builders import default_config, with_value
@@ -27,6 +27,7 @@ from llm_perf_opt.config.composition import Composed, compose, config_from_mappi
 from llm_perf_opt.config.schema import LauncherConfig, ModelConfig, RunConfig
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.host import cpu_list
+from llm_perf_opt.core.secrets import credentials_in
 
 OWN_MODEL = """\
 defaults:
