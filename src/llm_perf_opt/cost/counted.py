@@ -1,0 +1,84 @@
+"""A model as the operators that a forward dispatches: what each computes and moves, as a function of a step's sequences."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from llm_perf_opt.cost.forms import NOTHING, Form
+
+Kind = Literal["product", "experts", "attention", "rows", "read", "cache", "state", "other"]
+"""A product with a weight; one with the weights of the experts that a token chooses; scores and weighted values; a table of which
+rows are read; parameters that are read whole; keys and values; a state of constant size; any other product or convolution."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Equal operators of a layer, or of the model outside its layers. Zero where a field does not apply to the kind."""
+
+    kind: Kind
+    module: str
+    """The path of its module in its layer or model, with `*` for numbers of repeated modules."""
+    component: str
+    count: int = 1
+    """How many operators there are in one layer, or outside the layers."""
+    rows: Form = NOTHING
+    """Rows that each weight multiplies, or that are read from a table. Experts: the choices of all tokens."""
+    inputs: int = 0
+    outputs: int = 0
+    """Sizes of a weight matrix, or the number of rows of a table and their width."""
+    params: int = 0
+    """Parameters that the operator reads, with the bias. Experts: those of one expert."""
+    experts: int = 0
+    active: int = 0
+    """Experts of the layer, and how many a token uses."""
+    flops: Form = NOTHING
+    """Of the kind `other`."""
+    heads: int = 0
+    kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    window: int | None = None
+    """How many tokens a query sees, including itself; None: all."""
+    causal: bool = False
+    elements: int = 0
+    """Cached per token, or states of one sequence."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults."""
+        found: dict[str, Any] = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value != entry.default:
+                found[entry.name] = value.to_json() if isinstance(value, Form) else value
+        return found
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "Operator":
+        """Return the operator that `to_json` described."""
+        return Operator(**{name: Form.from_json(value) if isinstance(value, dict) else value for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class CountedModel:
+    """All that the cost of a model depends on."""
+
+    model_type: str
+    kinds: tuple[tuple[Operator, ...], ...]
+    """The operators of each distinct layer."""
+    layers: tuple[int, ...]
+    """The kind of each layer, in order."""
+    outside: tuple[Operator, ...]
+    """Operators outside the layers."""
+    params: int
+    """All parameters; a tied one counts once."""
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Operators that may multiply and have no formula: name and calls. Their FLOPs are missing in every figure."""
+    guessed: tuple[str, ...] = ()
+    """Operators whose result depends on data, which a model without data cannot have: as many as if it were balanced."""
+
+    def operators(self) -> Iterator[tuple[Operator, int]]:
+        """Yield every distinct operator and how often it is there."""
+        for number, kind in enumerate(self.kinds):
+            times = self.layers.count(number)
+            yield from ((operator, times * operator.count) for operator in kind)
+        yield from ((operator, operator.count) for operator in self.outside)
