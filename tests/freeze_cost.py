@@ -194,8 +194,10 @@ def differences(frozen: Any, found: Any, path: str = "") -> Iterator[str]:
     if isinstance(frozen, dict) and isinstance(found, dict):
         for name in sorted(frozen.keys() | found.keys()):
             yield from differences(frozen.get(name, "absent"), found.get(name, "absent"), f"{path}/{name}")
-    elif isinstance(frozen, list) and isinstance(found, list) and len(frozen) == len(found):
-        for index, (one, other) in enumerate(zip(frozen, found, strict=True)):
+    elif isinstance(frozen, list) and isinstance(found, list):
+        if len(frozen) != len(found):
+            yield f"{path}: {len(frozen)} rows are now {len(found)}"
+        for index, (one, other) in enumerate(zip(frozen, found, strict=False)):
             yield from differences(one, other, f"{path}/{index}")
     elif type(frozen) is not type(found) or frozen != found:
         yield f"{path}: {frozen} is now {found}"
