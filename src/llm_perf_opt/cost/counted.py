@@ -76,9 +76,21 @@ class CountedModel:
     guessed: tuple[str, ...] = ()
     """Operators whose result depends on data, which a model without data cannot have: as many as if it were balanced."""
 
+    def parts(self) -> Iterator[tuple[tuple[Operator, ...], int]]:
+        """Yield the operators of each distinct layer, and of what is outside, with how often they are there."""
+        yield from ((kind, self.layers.count(number)) for number, kind in enumerate(self.kinds))
+        yield self.outside, 1
+
     def operators(self) -> Iterator[tuple[Operator, int]]:
         """Yield every distinct operator and how often it is there."""
-        for number, kind in enumerate(self.kinds):
-            times = self.layers.count(number)
-            yield from ((operator, times * operator.count) for operator in kind)
-        yield from ((operator, operator.count) for operator in self.outside)
+        return ((operator, times * operator.count) for part, times in self.parts() for operator in part)
+
+    @property
+    def active_params(self) -> int:
+        """All parameters except those of experts that a token does not use."""
+        idle = sum(
+            times * (operator.experts - operator.active) * operator.params
+            for operator, times in self.operators()
+            if operator.kind == "experts"
+        )
+        return self.params - idle

@@ -54,7 +54,8 @@ class Site:
     read: int = 0
     shape: tuple[int, ...] = ()
     """Of the parameter as it was used; of attention: heads, key/value heads, their widths."""
-    bias: int = 0
+    biases: dict[str, int] = field(default_factory=dict)
+    """One-dimensional parameters that the product adds, by name."""
     window: int | None = None
     causal: bool = False
     convolution: bool = False
@@ -85,6 +86,10 @@ class _Recorder(TorchDispatchMode):
         self._gathered: dict[int, tuple[str, int]] = {}
         """Storages of weights that were gathered for each choice of an expert: the parameter, and how many rows of it."""
         self._copies: dict[int, str] = {}
+        self.windows: dict[int, int] = {}
+        """Windows of masks, by storage."""
+        self._from_ids: set[int] = set()
+        """Storages that depend on the tokens. Rows that are taken by others are the same for all sequences: positions."""
         self._kept: list[torch.Tensor] = []  # a storage that is freed gives its address to another one
 
     def site(self, kind: str, key: str) -> Site:
@@ -110,6 +115,8 @@ class _Recorder(TorchDispatchMode):
             return guess(*args, **kwargs)
         output = func(*args, **kwargs)
         tensors = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if not func.is_view and any(value.untyped_storage()._cdata in self._from_ids for value in tensors):
+            self._follow(output)
         if name in _SAME_VALUES and tensors:
             source = self._parameter(tensors[0])
             if source is not None:
@@ -141,6 +148,22 @@ class _Recorder(TorchDispatchMode):
                 site.read = max(site.read, value.numel())
         return output
 
+    def _follow(self, output: Any) -> None:
+        for value in _flat(output):
+            if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
+                self._keep(value)
+                self._from_ids.add(value.untyped_storage()._cdata)
+
+    def windowed(self, mask: torch.Tensor, window: int) -> None:
+        """Note the window that a mask stands for."""
+        self._keep(mask)
+        self.windows[mask.untyped_storage()._cdata] = window
+
+    def start(self, ids: torch.Tensor) -> None:
+        """Note which tensor holds the tokens."""
+        self._keep(ids)
+        self._from_ids.add(ids.untyped_storage()._cdata)
+
     def _keep(self, value: torch.Tensor) -> None:
         self._kept.append(value)
 
@@ -157,13 +180,15 @@ class _Recorder(TorchDispatchMode):
             self._keep(output)
             self._gathered[output.untyped_storage()._cdata] = table, rows
             return True
+        indices = [value for value in _flat(args[1:]) if isinstance(value, torch.Tensor)]
+        if indices and not any(value.untyped_storage()._cdata in self._from_ids for value in indices):
+            rows = indices[0].shape[-1]
         site = self.site("rows", table)
         site.rows, site.shape = site.rows + rows, shape
         return True
 
     def _product(self, short: str, flops: int, tensors: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> None:
         weights = {name: value for name, value in named.items() if value.ndim > 1}
-        biases = sum(value.numel() for value in named.values() if value.ndim == 1)
         for value in tensors:
             gathered = self._gathered.get(value.untyped_storage()._cdata)
             if gathered is not None and value.ndim > _CHOICES:
@@ -180,7 +205,7 @@ class _Recorder(TorchDispatchMode):
         site = self.site("product", name)
         site.flops += flops
         site.read = max(site.read, weight.numel())
-        site.bias = biases
+        site.biases |= {name: value.numel() for name, value in named.items() if value.ndim == 1}
         site.convolution = "conv" in short
         if site.convolution:
             site.shape = (prod(weight.shape[1:]), weight.shape[0])
@@ -189,8 +214,11 @@ class _Recorder(TorchDispatchMode):
         else:
             site.shape = (weight.shape[-1], weight.shape[-2])
 
-    def attention(self, query: Any, key: Any, value: Any, *, window: int | None, causal: bool) -> None:
-        """Record scores and weighted values of one call of transformers' attention."""
+    def attention(self, query: Any, key: Any, value: Any, *, window: int | None, causal: bool, settings: Any) -> None:
+        """Record scores and weighted values of one call of transformers' attention, and the parameters it gets, such as sinks."""
+        for setting in settings.values():
+            if (name := self._parameter(setting)) is not None:
+                self.site("read", name).read = setting.numel()
         site = self.site("attention", str(self._model.calls[self._model.where]))
         self._model.calls[self._model.where] += 1
         site.flops += attention_flops(query.shape, key.shape, value.shape)
@@ -230,14 +258,19 @@ _active: list[_Recorder] = []
 def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **settings: Any) -> tuple[Any, None]:
     if _active:
         window = settings.get("sliding_window")
+        if window is None and attention_mask is not None:
+            window = _active[-1].windows.get(attention_mask.untyped_storage()._cdata)
         causal = settings.get("is_causal")
         causal = bool(getattr(module, "is_causal", False)) if causal is None else bool(causal)
-        _active[-1].attention(query, key, value, window=window, causal=causal)
+        _active[-1].attention(query, key, value, window=window, causal=causal, settings=settings)
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
 
 def _mask(batch_size: int, q_length: int, kv_length: int, *_: Any, **settings: Any) -> torch.Tensor:
-    return torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
+    mask = torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
+    if _active and settings.get("local_size"):
+        _active[-1].windowed(mask, settings["local_size"])
+    return mask
 
 
 class Program:
@@ -301,6 +334,7 @@ class Program:
         try:
             with torch.device("meta"), torch.no_grad(), self._followed(), recorder:
                 ids = torch.zeros(sequences, new, dtype=torch.long)
+                recorder.start(ids)
                 output = self.model(input_ids=ids, **given, **state)
         finally:
             _active.pop()
@@ -375,7 +409,8 @@ def _tensors(where: Where, name: str, value: Any, seen: set[int]) -> Iterator[tu
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
-        yield where, name, value.numel()
+        if value.ndim > 1:
+            yield where, name, value.numel()
     elif isinstance(value, Mapping):
         for key, entry in value.items():
             yield from _tensors(where, f"{name}.{key}", entry, seen)
@@ -401,9 +436,11 @@ def meta_model(config: "PretrainedConfig", auto: Any = None) -> Any:
     make = (auto or AutoModelForCausalLM).from_config
     with torch.device("meta"), no_init_weights():
         try:
-            return make(config, attn_implementation=NAME).eval()
+            model = make(config, attn_implementation=NAME)
         except (ValueError, KeyError, ImportError, NotImplementedError):  # it brings its own attention
-            return make(config, attn_implementation="eager").eval()
+            model = make(config, attn_implementation="eager")
+    model.tie_weights()
+    return model.eval()
 
 
 def count_steps(program: Program) -> list[Counted]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
-from typing import Literal
+from typing import Literal, get_args
 
 from llm_perf_opt.core.errors import LlmPerfError
 
-Term = Literal["step", "sequence", "new", "cached", "new²", "new×cached"]
-TERMS: tuple[Term, ...] = ("step", "sequence", "new", "cached", "new²", "new×cached")
-"""What a figure may grow with: nothing, the sequences, or sums over them of q, p, q² and q · p."""
+Term = Literal["step", "longest", "sequence", "new", "cached", "new²", "new×cached"]
+TERMS: tuple[Term, ...] = get_args(Term)
+"""What a figure may grow with: nothing, the largest q, the sequences, or sums over them of q, p, q² and q · p."""
 
 Sequences = tuple[tuple[int, int], ...]
 """New and cached tokens of each sequence of a step."""
@@ -31,6 +31,7 @@ def term_values(sequences: Sequences, block: int = 1) -> dict[Term, int]:
     padded = [(-(-new // block) * block, cached) for new, cached in sequences]
     return {
         "step": 1,
+        "longest": max((new for new, _ in padded), default=0),
         "sequence": len(padded),
         "new": sum(new for new, _ in padded),
         "cached": sum(cached for _, cached in padded),
@@ -99,7 +100,7 @@ PER_TOKEN = Form.of(new=1)
 PER_SEQUENCE = Form.of(sequence=1)
 PER_STEP = Form.of(step=1)
 PER_CONTEXT = Form.of(new=1, cached=1)
-_SIMPLE = (PER_TOKEN, PER_SEQUENCE, PER_STEP, PER_CONTEXT, Form.of(**{"new²": 1, "new×cached": 1}), Form.of(cached=1))
+_SIMPLE = (PER_TOKEN, PER_SEQUENCE, PER_STEP, Form.of(longest=1), PER_CONTEXT, Form.of(**{"new²": 1, "new×cached": 1}), Form.of(cached=1))
 """Tried first: nearly every operator of a model has one of them."""
 _BLOCKS = (1, 16, 32, 64, 128, 256)
 """Tokens in a chunk of a scan, as the libraries have them."""

@@ -130,7 +130,8 @@ class _Part:
             )  # fmt: skip
         if kind == "product":
             inputs, outputs = site.shape
-            params = site.read + site.bias
+            biases = {name: size for _, step in entry.points if step for name, size in step.biases.items()}
+            params = site.read + sum(biases.values())
             rows = entry.figure("flops").times(Fraction(1, 2 * inputs * outputs))
             return Operator("product", entry.path, component, rows=rows, inputs=inputs, outputs=outputs, params=params)
         if kind == "experts":
@@ -141,9 +142,15 @@ class _Part:
                 return None  # a bias of the experts
             return Operator("rows", entry.path, component, rows=entry.figure("rows"), inputs=table, outputs=width)
         if kind == "read":
-            read = any(other.name == entry.name and other.site.kind != "read" for other in self._entries)
-            return None if read or not site.read else Operator("read", entry.path, component, params=site.read)
+            return None if self._read_elsewhere(entry) or not site.read else Operator("read", entry.path, component, params=site.read)
         return Operator("other", entry.path, component, flops=entry.figure("flops"))
+
+    def _read_elsewhere(self, entry: _Entry) -> bool:
+        """Return whether an operator of another kind reads the same parameter: a product its weight, or its bias."""
+        others = [other for other in self._entries if other.site.kind != "read"]
+        return any(
+            other.name == entry.name or any(entry.name in site.biases for _, site in other.points if site) for other in others
+        )
 
     def _expert(self, entry: _Entry, component: str) -> Operator:
         inputs, outputs = entry.site.shape
@@ -164,6 +171,10 @@ class _Part:
 
     def _component(self, entry: _Entry) -> str:
         kind, path = entry.site.kind, entry.path
+        if kind == "read":
+            product = next((other for other in self._entries if other.path == path and other.site.kind == "product"), None)
+            if product is not None:  # its bias
+                return self._component(product)
         if self._number == _OUTSIDE:
             return self._outside(entry)
         for module, number in self._experts.items():

@@ -25,6 +25,8 @@ ComponentName = Literal[
     "attention_core",
     "kv_read",
     "kv_write",
+    "recurrent",
+    "state",
     "mlp",
     "router",
     "experts",
