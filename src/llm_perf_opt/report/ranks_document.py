@@ -120,7 +120,7 @@ def _summary(found: RanksAnalysis) -> list[Block]:
     last_to_begin = max(found.ranks, key=lambda line: line.late_start_ns)
     if last_to_begin.late_start_ns > _WORTH_NAMING * (last_to_begin.span_ns or 0):
         cost = duration(last_to_begin.late_start_ns)
-        words += f" That the recorded work of rank {last_to_begin.rank} begins late costs {cost} more: {_NOT_SHOWN}."
+        words += f" That the recorded work of rank {last_to_begin.rank} begins late costs {cost}: {_NOT_SHOWN}."
     return [Paragraph(words)]
 
 
@@ -169,7 +169,7 @@ def _not_included(ranks: Sequence[RankLine]) -> list[str]:
     started = [line for line in known if line.late_start_ns]
     costs = ", ".join(duration(line.late_start_ns) for line in started)
     who = named_ranks([line.rank for line in started])
-    words = f"{who}, recorded work that begins later than that of the others costs {costs} more: {_NOT_SHOWN}"
+    words = f"{who}, recorded work that begins later than that of the others costs {costs}: {_NOT_SHOWN}"
     return [*found, words] if started else found
 
 

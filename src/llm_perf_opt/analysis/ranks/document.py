@@ -57,8 +57,8 @@ class RankLine(msgspec.Struct, frozen=True):
     delay_why: str = ""
     """Why that is unknown, or what it cannot include."""
     late_start_ns: int = 0
-    """What the job would save besides if the recorded work of the rank began with that of the others. Traces do not show why it
-    began later."""
+    """What the job would save if the recorded work of the rank began with that of the others. Traces do not show why it began
+    later: it is not in its delay."""
     why: str = ""
     """Why it has no collectives, or no figures at all."""
     analysis: msgspec.Raw | None = None

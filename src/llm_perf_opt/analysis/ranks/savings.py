@@ -7,7 +7,7 @@ stream, another rank that enters as late. These margins are known from the times
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -76,38 +76,19 @@ def savings(ranks: Sequence[RankTrace], offsets: Sequence[int], meetings: Sequen
             for chain in program.chains:
                 _set_unknown(chain.index, meetings, parts)
         compared += zip(program.chains, excess.work_ns, excess.lag_ns, strict=True)
-    lines = _numbered(compared, offsets, meetings)
-    jobs = _jobs(lines, meetings)
+    lines, of_starts = _numbered(compared, offsets, meetings, starts), np.zeros(len(ranks), np.int64)
     late = [place for place, line in enumerate(lines) if line.late]
-    if late:
-        advances = replay(lines, jobs)
+    starters = [place for place, line in enumerate(lines) if line.late_start_ns]
+    if late or starters:
+        advances = replay(lines, _jobs(lines, meetings))
         for column, place in enumerate(late):
             line = lines[place]
             index = line.chain.index
             total[index] = advances.of_end_ns[place, column]
             _set_parts(line, advances.of_collectives_ns[line.collective, column], int(total[index]), meetings, parts)
-    return Savings(total, known, why, _of_starts(lines, jobs, starts, total), parts)
-
-
-def _of_starts(lines: Sequence[Line], jobs: Sequence[int], starts: Int64, total: Int64) -> Int64:
-    """Return what ranks save in addition to their total if they began earlier by `starts`."""
-    found = np.zeros(len(starts), np.int64)
-    if not starts.any():
-        return found
-    earlier = [_begun_earlier(line, int(starts[line.chain.index])) for line in lines]
-    late = [place for place, line in enumerate(earlier) if line.late]
-    saved = replay(earlier, jobs).of_end_ns
-    for column, place in enumerate(late):
-        index = lines[place].chain.index
-        found[index] = max(int(saved[place, column]) - int(total[index]), 0)
-    return found
-
-
-def _begun_earlier(line: Line, ns: int) -> Line:
-    """Return a line whose first work has this excess besides its own; without an excess if it is none."""
-    if not ns:
-        return replace(line, work_ns=np.zeros_like(line.work_ns), lag_ns=np.zeros_like(line.lag_ns))
-    return replace(line, work_ns=np.concatenate([line.work_ns[:1] + ns, line.work_ns[1:]]))
+        for column, place in enumerate(starters, len(late)):
+            of_starts[lines[place].chain.index] = advances.of_end_ns[place, column]
+    return Savings(total, known, why, of_starts, parts)
 
 
 def _joined(count: int, meetings: Sequence[Meeting]) -> Bool:
@@ -144,7 +125,7 @@ def _keys(ranks: Sequence[RankTrace], meetings: Sequence[Meeting]) -> list[Int64
     return keys
 
 
-def _numbered(compared: Sequence[_Compared], offsets: Sequence[int], meetings: Sequence[Meeting]) -> list[Line]:
+def _numbered(compared: Sequence[_Compared], offsets: Sequence[int], meetings: Sequence[Meeting], starts: Int64) -> list[Line]:
     """Return the ranks with the numbers of their collectives. What is not matched is of one rank alone."""
     places, numbers = {}, {}
     for chain, _, _ in compared:
@@ -168,7 +149,7 @@ def _numbered(compared: Sequence[_Compared], offsets: Sequence[int], meetings: S
         alone = np.flatnonzero(mine == NONE)
         mine[alone] = total + np.arange(len(alone))
         total += len(alone)
-        found.append(Line(chain, work, lag, offsets[chain.index], mine))
+        found.append(Line(chain, work, lag, offsets[chain.index], mine, int(starts[chain.index])))
     return found
 
 
