@@ -44,7 +44,7 @@ from llm_perf_opt.config.schema import ProjectConfig, RunConfig
 from llm_perf_opt.config.values import build, current, current_key, is_added
 from llm_perf_opt.config.weights import RANDOM_SUFFIX, choose_weights
 from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest
-from llm_perf_opt.core.inside import leads_inside
+from llm_perf_opt.core.inside import leading_out, leads_inside
 from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, check_folder
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class Composed:
         """Return the run folder to create. Raise a ConfigError if a file puts it outside of the current folder."""
         if self.run_dir_file and not leads_inside(Path(), self.run_dir):
             fact = f"{self.run_dir_file} sets {RUN_DIR}={self.run_dir}, outside of {Path.cwd()}: a file cannot choose that."
+            if (link := leading_out(Path(), self.run_dir)) is not None:
+                fact = f"{link} is a link that leads out of {Path.cwd()}, to {os.path.realpath(link)}: no run is written there unasked."
             raise ConfigError(fact, f"Give it on the command line: {RUN_DIR}=DIR.")
         return self.run_dir
 
