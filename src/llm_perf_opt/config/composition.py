@@ -74,7 +74,8 @@ class Composed:
         if self.run_dir_file and not leads_inside(Path(), self.run_dir):
             fact = f"{self.run_dir_file} sets {RUN_DIR}={self.run_dir}, outside of {Path.cwd()}: a file cannot choose that."
             if (link := leading_out(Path(), self.run_dir)) is not None:
-                fact = f"{link} is a link that leads out of {Path.cwd()}, to {os.path.realpath(link)}: no run is written there unasked."
+                fact = f"{link} is a link that leads out of {Path.cwd()}, to {os.path.realpath(link)}."
+                fact += f" A run goes there only if that is typed; {RUN_DIR}={self.run_dir} was not."
             raise ConfigError(fact, f"Give it on the command line: {RUN_DIR}=DIR.")
         return self.run_dir
 

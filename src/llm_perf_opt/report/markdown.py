@@ -22,7 +22,7 @@ from llm_perf_opt.report.document import (
     Table,
     Unavailable,
 )
-from llm_perf_opt.report.text import capitalized, code_parts
+from llm_perf_opt.report.text import capitalized
 
 _ESCAPED = str.maketrans({char: f"\\{char}" for char in "\\`*[]<>|#~$!&"})
 _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -33,11 +33,6 @@ _BLOCK_START = re.compile(r"^(\d{0,9})([-+=.)])(?=\s|[-=]|$)")
 def escape(name: str) -> str:
     """Return a text as literal Markdown on one line."""
     return _EDGE_UNDERSCORE.sub(r"\\_", one_line(name).translate(_ESCAPED))
-
-
-def prose(text: str) -> str:
-    """Return a sentence as Markdown on one line: what stands between backticks is code, everything else is literal."""
-    return "".join(f"`{piece}`" if code else escape(piece) for piece, code in code_parts(one_line(text)))
 
 
 def reason(missing: Missing) -> str:
@@ -76,7 +71,7 @@ def _block(block: Block, images: set[str]) -> list[str]:
     if isinstance(block, Code):
         return [_fence(block.text)]
     if isinstance(block, Unavailable):
-        return [f"{_strong(block.what)} n/a: {prose(block.why)}"]
+        return [f"{_strong(block.what)} n/a: {escape(block.why)}"]
     if isinstance(block, Chart):
         return _chart(block, images)
     if isinstance(block, Drawings):
@@ -119,7 +114,7 @@ def _items(block: Items) -> str:
     lines = []
     for number, item in enumerate(block.items, 1):
         begin = f"{number}. " if block.ordered else "- "
-        text = prose(item.text).strip() if item.head else _line(item.text)
+        text = escape(item.text).strip() if item.head else _line(item.text)
         lines.append(begin + f"{_strong(item.head)} {text}".strip())
         lines += [" " * len(begin) + f"- {_line(detail)}" for detail in item.details]
     return "\n".join(lines)
@@ -141,7 +136,7 @@ def _table(block: Table) -> list[str]:
     header = [escape(column.name) for column in block.columns]
     made = table(header, [[_cell(cell) for cell in row] for row in block.body], align)
     reasons = _list([
-        *[f"n/a ({letter}): {prose(why)}" for letter, why in block.marked_reasons],
+        *[f"n/a ({letter}): {escape(why)}" for letter, why in block.marked_reasons],
         *[_line(text) for text in block.dropped],
     ])  # fmt: skip
     return [_strong(block.caption), made.rstrip("\n"), reasons, _line(block.foot)]
@@ -160,7 +155,7 @@ def _list(lines: Iterable[str], bullet: str = "-") -> str:
 
 def _line(text: str) -> str:
     """Return text for the start of a line, escaped so that it does not start a list."""
-    return _BLOCK_START.sub(r"\1\\\2", prose(text).strip())
+    return _BLOCK_START.sub(r"\1\\\2", escape(text).strip())
 
 
 def _strong(text: str) -> str:

@@ -36,8 +36,8 @@ from llm_perf_opt.report.document import (
     numbers,
     when_known,
 )
-from llm_perf_opt.report.kernel_tables import all_kernels, kernel_blocks
 from llm_perf_opt.report.html import render_html
+from llm_perf_opt.report.kernel_tables import all_kernels, kernel_blocks
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.regions import regions_document
 from llm_perf_opt.report.run_tables import environment_table, operators_table
