@@ -219,7 +219,7 @@ def test_a_link_that_leads_runs_out_is_named(project: Path, tmp_path: Path) -> N
     os.chdir(here)
     with pytest.raises(ConfigError) as caught:
         compose([]).checked_run_dir()
-    assert f"{here}/runs is a link that leads out of {here}, to {tmp_path}/disk." in caught.value.fact
+    assert caught.value.fact.startswith(f"{here}/runs is a link: it puts hydra.run.dir=runs/")
     assert "project file" not in caught.value.fact
     assert compose([f"hydra.run.dir={here}/runs/one"]).checked_run_dir() == here / "runs" / "one"
 

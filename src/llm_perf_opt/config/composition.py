@@ -70,12 +70,10 @@ class Composed:
     """The settings that can run code and were typed on this command line. Any other one is refused before the run starts."""
 
     def checked_run_dir(self) -> Path:
-        """Return the run folder to create. Raise a ConfigError if a file puts it outside of the current folder."""
+        """Return the run folder to create. Raise a ConfigError if a file or a link puts it outside of the current folder."""
         if self.run_dir_file and not leads_inside(Path(), self.run_dir):
-            fact = f"{self.run_dir_file} sets {RUN_DIR}={self.run_dir}, outside of {Path.cwd()}: a file cannot choose that."
-            if (link := leading_out(Path(), self.run_dir)) is not None:
-                fact = f"{link} is a link that leads out of {Path.cwd()}, to {os.path.realpath(link)}."
-                fact += f" A run goes there only if that is typed; {RUN_DIR}={self.run_dir} was not."
+            cause = f"{link} is a link: it puts" if (link := leading_out(Path(), self.run_dir)) else f"{self.run_dir_file} sets"
+            fact = f"{cause} {RUN_DIR}={self.run_dir}, outside of {Path.cwd()}: a file cannot choose that."
             raise ConfigError(fact, f"Give it on the command line: {RUN_DIR}=DIR.")
         return self.run_dir
 

@@ -236,8 +236,7 @@ def _effect(
     point = median(sides[1].profile - sides[0].profile)
     runs = len(base), len(new)
     interval: Maybe[Interval]
-    timed = judgement.timed and are_several(runs) and sum(runs) <= MOST_RUNS
-    if timed and min(len(run) for run in (*base, *new)) >= LEAST_REPEATS:
+    if judgement.timed and are_several(runs) and sum(runs) <= MOST_RUNS and min(map(len, (*base, *new))) >= LEAST_REPEATS:
         uncertainty = _uncertainty(sides, _inside(sides, inflation), inflation, judgement)
         of_levels = _interval(point, np.asarray([point]), uncertainty, runs)
         point, interval = _from_timeline(base, new, point, judgement)
