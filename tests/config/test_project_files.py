@@ -210,6 +210,20 @@ def test_a_file_does_not_choose_a_run_folder_outside_of_the_project(
     assert not plan_sweep(["runtime.batch_size=1,2"], None, elsewhere=True).folder.is_absolute()
 
 
+def test_a_link_that_leads_runs_out_is_named(project: Path, tmp_path: Path) -> None:
+    """No file sets the folder: `runs` is a link to a larger disk."""
+    here = project / "here"
+    here.mkdir()
+    (tmp_path / "disk").mkdir()
+    (here / "runs").symlink_to(tmp_path / "disk")
+    os.chdir(here)
+    with pytest.raises(ConfigError) as caught:
+        compose([]).checked_run_dir()
+    assert caught.value.fact.startswith(f"{here}/runs is a link: it puts hydra.run.dir=runs/")
+    assert "project file" not in caught.value.fact
+    assert compose([f"hydra.run.dir={here}/runs/one"]).checked_run_dir() == here / "runs" / "one"
+
+
 def test_settings_of_hydra_that_have_no_effect_are_answered(project: Path) -> None:
     said = notes(compose([]))
     assert "hydra.job.chdir (conf/hydra/default.yaml) has no effect" in said
