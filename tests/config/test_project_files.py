@@ -382,7 +382,7 @@ def test_aliases_that_expand_to_millions_of_values_are_refused(project: Path) ->
     [
         (b"name: \xff\xfe\x00", "UTF-8"),
         (b"a: 1\n" * 300_000, "is too large"),
-        (b"a: " + b"[" * 1200, "nested too"),
+        (b"a: " + b"[" * 1200, "nested more than 64 levels deep"),
     ],
 )
 def test_a_file_that_is_no_text_or_huge_is_refused(project: Path, content: bytes, fact: str) -> None:

@@ -6,7 +6,8 @@ credential into (a command line, an environment variable, the text of an error) 
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -105,7 +106,10 @@ _SCHEMES_WITH_USERS = ("ssh", "sftp", "rsync")
 
 def without_password(url: str) -> str:
     """Return a URL, or a text with URLs, with `***` in place of users and passwords."""
-    return _HOST_WITH_USER.sub(f"{HIDDEN}@", _USER.sub(_shown, url)) if "@" in url else url
+    if "@" not in url:
+        return url
+    lines = url.split("\n")  # a user has no space
+    return "\n".join(_HOST_WITH_USER.sub(f"{HIDDEN}@", _USER.sub(_shown, line)) if "@" in line else line for line in lines)
 
 
 def _shown(found: re.Match[str]) -> str:
@@ -129,6 +133,7 @@ _KNOWN = re.compile(
 )
 """Credentials that say so at their start."""
 _SCHEME = r"(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)"
+_IS_SCHEME = re.compile(_SCHEME, re.IGNORECASE)
 _AUTHORIZED = re.compile(rf"(?<![\w-])({_SCHEME}\s+)([\w.~+/=-]{{6,}})", re.IGNORECASE)
 _QUOTED = r'"(?:[^"\\\n]|\\.){0,8192}"' + r"|'[^'\n]{0,8192}'"
 _ESCAPED = r'\\"[^"\\\n]{0,8192}\\"'
@@ -137,14 +142,13 @@ _NAMED = re.compile(
     r"|(?<![\w.-])(?P<field>-{0,2}[A-Za-z][\w.-]{1,127}):(?![:/])\s?"  # name: value, /name:value
     r"|(?<![\w-])(?P<option>--?[A-Za-z][\w.-]{1,127})\s+(?!-)"  # --name value
 )
+_DOT_BEFORE_OPTION = re.compile(r"\.(?=-)")
 _VALUE = re.compile(rf"{_ESCAPED}|{_QUOTED}|{_SCHEME}\s+[^\s\"']+|[^\s\"'&;,)}}\]<>|]+")
 _IN_JSON = re.compile(r'("([\w.-]{1,128})"\s{0,8}:\s{0,8})"((?:[^"\\\n]|\\.){1,8192})"')
-_HEADER = re.compile(
-    r"(?<![\w-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token|auth|secret|session)|[a-z]+-(?:key|token))"
-    r"(?P<sep>\s?:\s?)(?P<value>[^\"'\n\r]+)",
-    re.IGNORECASE,
-)
-_LOGIN_IN_TEXT = re.compile(r"(?<![\w-])(login\s+\S{1,256}\s+password\s+)\S+")
+_HEADER_NAME = r"(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token|auth|secret|session)|[a-z]+-(?:key|token)"
+_IS_HEADER = re.compile(_HEADER_NAME, re.IGNORECASE)
+_HEADER = re.compile(rf"(?<![\w-])(?P<name>{_HEADER_NAME})(?P<sep>\s?:\s?)(?P<value>[^\"'\n\r]+)", re.IGNORECASE)
+_LOGIN_IN_TEXT = re.compile(r"(login(?<![\w-]login)\s+\S{1,256}\s+password\s+)\S+")
 """A line of a .netrc file."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _CHECKSUM = re.compile(r"\w*(?:sha\d+|md5|crc\d*|checksum|digest)[=-]", re.IGNORECASE)
@@ -152,6 +156,8 @@ _LONG_WORD = re.compile(
     r"(?<![\w/+=.-])[A-Za-z0-9_+=-]{24,512}(?![\w/+=-])"
     r"|(?<![\w/+=.])(?:[A-Za-z0-9/+]{40}|[A-Za-z0-9/+]{22,512}={1,2})(?![\w/+=])"
 )
+_MAYBE_KNOWN, _MAYBE_LONG_WORD = re.compile(r"[\w.-]{11,}"), re.compile(r"[\w/+=.-]{24,}")
+"""What contains whole matches of `_KNOWN` and `_LONG_WORD`; found in a fraction of the time."""
 _LEAST_CHANGES, _LEAST_CHANGES_OF_BASE64 = 0.43, 0.28
 """Of neighbors, how many differ in kind (upper, lower, digit): 0.62 on average in random text, below 0.3 in identifiers."""
 _BASE64 = re.compile(r"[A-Za-z0-9/+]{40}|[A-Za-z0-9/+]+=+")
@@ -163,11 +169,12 @@ _LONG = 32
 def hidden(text: str) -> str:
     """Return a text with `***` in place of everything that looks like a credential."""
     found = _PEM.sub(HIDDEN, without_password(text)) if "-----BEGIN" in text else without_password(text)
-    found = _LOGIN_IN_TEXT.sub(rf"\1{HIDDEN}", _HEADER.sub(_without_value, found))
+    found = "".join(_replaced(found, _names_header, _HEADER, lambda one: f"{one['name']}{one['sep']}{HIDDEN}"))
+    found = _LOGIN_IN_TEXT.sub(rf"\1{HIDDEN}", found)
     found = "".join(_without_named_values(found))
-    found = _AUTHORIZED.sub(lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0], found)
+    found = "".join(_replaced(found, _names_scheme, _AUTHORIZED, lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0]))
     found = _without_known(found)
-    return _LONG_WORD.sub(lambda one: HIDDEN if _random(one[0]) else one[0], found)
+    return _MAYBE_LONG_WORD.sub(lambda run: _LONG_WORD.sub(lambda one: HIDDEN if _random(one[0]) else one[0], run[0]), found)
 
 
 def hidden_json(text: str) -> str:
@@ -194,20 +201,65 @@ def credentials_in(values: Any, name: str = "") -> Iterator[str]:
 
 
 def _without_known(text: str) -> str:
-    return _KNOWN.sub(lambda one: HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) and not _words(one[0]) else one[0], text)
+    def shown(one: re.Match[str]) -> str:
+        return HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) and not _words(one[0]) else one[0]
+
+    return _MAYBE_KNOWN.sub(lambda run: _KNOWN.sub(shown, run[0]), text)
 
 
-def _without_value(found: re.Match[str]) -> str:
-    return f"{found['name']}{found['sep']}{HIDDEN}"
+_NAME = re.compile(r"[\w.-]+")
+"""All that the names in `_NAMED`, `_HEADER` and `_AUTHORIZED` consist of: each of them ends where such a run of characters does."""
+_MOST_CACHED = 128
+"""Characters."""
+
+
+def _last_word(run: str) -> str:
+    """Return what follows the last dot: it decides what a name is, and a header may start there."""
+    return run.rpartition(".")[2]
+
+
+@lru_cache(1 << 12)
+def _names_header(run: str) -> bool:
+    return bool(_IS_HEADER.fullmatch(_last_word(run)))
+
+
+@lru_cache(1 << 12)
+def _names_scheme(run: str) -> bool:
+    return bool(_IS_SCHEME.fullmatch(_last_word(run)))
+
+
+_names_secret = lru_cache(1 << 12)(secret_name)
+
+
+def _runs(text: str, chosen: Any) -> Iterator[re.Match[str]]:
+    """Yield the runs of characters of names for which a cached function is true: few words of a text, each looked at once."""
+    for run in _NAME.finditer(text):
+        word = run[0]
+        if chosen(word) if len(word) <= _MOST_CACHED else chosen.__wrapped__(word):
+            yield run
+
+
+def _replaced(text: str, chosen: Any, pattern: re.Pattern[str], shown: Callable[[re.Match[str]], str]) -> Iterator[str]:
+    """Yield the text in pieces, as `pattern.sub(shown, text)` has it, for a pattern that starts at the last word of a run."""
+    done = 0
+    for run in _runs(text, chosen):
+        found = pattern.match(text, run.end() - len(_last_word(run[0])))
+        if found and found.start() >= done:
+            yield text[done : found.start()]
+            yield shown(found)
+            done = found.end()
+    yield text[done:]
 
 
 def _without_named_values(text: str) -> Iterator[str]:
     """Yield the text in pieces, with `***` for values whose names say that they are credentials."""
     done = 0
-    for found in _NAMED.finditer(text):
-        name = found["assigned"] or found["field"] or found["option"]
-        if found.start() < done or not secret_name(name):  # a value is looked at once, however many names precede it
+    for run in _runs(text, _names_secret):
+        starts = (run.start(), *(run.start() + dot.end() for dot in _DOT_BEFORE_OPTION.finditer(run[0])))
+        found = next(filter(None, (_NAMED.match(text, start) for start in starts)), None)
+        if found is None or found.start() < done:  # a value is looked at once, however many names precede it
             continue
+        name = found["assigned"] or found["field"] or found["option"]
         value = _VALUE.match(text, found.end())
         bare = value[0].strip("\\\"'") if value else ""
         if value is None or not _hides(name, bare):
