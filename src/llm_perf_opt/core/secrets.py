@@ -6,8 +6,7 @@ credential into (a command line, an environment variable, the text of an error) 
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Any
 
@@ -18,10 +17,35 @@ NOTE = f"# {HIDDEN}: a value that looks like a credential; give it again to reru
 
 # --- names ------------------------------------------------------------------------------------------------------------
 
-_ANYWHERE = (
-    *("password", "passwd", "passphrase", "passcode", "secret", "credential", "cookie", "bearer", "signature", "authorization"),
-    *("apikey", "accesskey", "privatekey", "secretkey", "accesstoken", "authtoken", "sessiontoken", "sessionid", "sessionkey"),
-    "keydata",  # client-key-data of Kubernetes
+_ANYWHERE = re.compile(
+    "|".join(
+        (
+            *(
+                "password",
+                "passwd",
+                "passphrase",
+                "passcode",
+                "secret",
+                "credential",
+                "cookie",
+                "bearer",
+                "signature",
+                "authorization",
+            ),
+            *(
+                "apikey",
+                "accesskey",
+                "privatekey",
+                "secretkey",
+                "accesstoken",
+                "authtoken",
+                "sessiontoken",
+                "sessionid",
+                "sessionkey",
+            ),
+            "keydata",  # client-key-data of Kubernetes
+        )
+    )
 )
 """In a name without separators."""
 _LAST = frozenset(
@@ -62,7 +86,7 @@ def secret_name(name: str) -> bool:
     words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2]) if not word.isdigit()]
     if not words or words[-1] in _ABOUT:
         return False
-    if any(part in "".join(words) for part in _ANYWHERE):
+    if _ANYWHERE.search("".join(words)):
         return True
     if len(words) > 1 and words[-2] in _ORDINARY:
         return False
@@ -156,8 +180,11 @@ _LONG_WORD = re.compile(
     r"(?<![\w/+=.-])[A-Za-z0-9_+=-]{24,512}(?![\w/+=-])"
     r"|(?<![\w/+=.])(?:[A-Za-z0-9/+]{40}|[A-Za-z0-9/+]{22,512}={1,2})(?![\w/+=])"
 )
-_MAYBE_KNOWN, _MAYBE_LONG_WORD = re.compile(r"[\w.-]{11,}"), re.compile(r"[\w/+=.-]{24,}")
-"""What contains whole matches of `_KNOWN` and `_LONG_WORD`; found in a fraction of the time."""
+_LEAST_KNOWN, _LEAST_LONG_WORD = 11, 23
+"""Characters of what `_KNOWN` and `_LONG_WORD` match."""
+_NO_SPACE = re.compile(r"\S+")
+_FEW = 100
+"""Words that are faster to search for one after the other than by looking at all words of a text."""
 _LEAST_CHANGES, _LEAST_CHANGES_OF_BASE64 = 0.43, 0.28
 """Of neighbors, how many differ in kind (upper, lower, digit): 0.62 on average in random text, below 0.3 in identifiers."""
 _BASE64 = re.compile(r"[A-Za-z0-9/+]{40}|[A-Za-z0-9/+]+=+")
@@ -169,12 +196,16 @@ _LONG = 32
 def hidden(text: str) -> str:
     """Return a text with `***` in place of everything that looks like a credential."""
     found = _PEM.sub(HIDDEN, without_password(text)) if "-----BEGIN" in text else without_password(text)
-    found = "".join(_replaced(found, _names_header, _HEADER, lambda one: f"{one['name']}{one['sep']}{HIDDEN}"))
+    names = set(
+        _NAME.findall("\n".join(set(found.split())))
+    )  # few words of a text are different, and few of these are names of credentials
+    headers, schemes = ({name for name in names if kind.fullmatch(_last_word(name))} for kind in (_IS_HEADER, _IS_SCHEME))
+    found = "".join(_replaced(found, headers, _HEADER, lambda one: f"{one['name']}{one['sep']}{HIDDEN}"))
     found = _LOGIN_IN_TEXT.sub(rf"\1{HIDDEN}", found)
-    found = "".join(_without_named_values(found))
-    found = "".join(_replaced(found, _names_scheme, _AUTHORIZED, lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0]))
+    found = "".join(_without_named_values(found, set(filter(secret_name, names))))
+    found = "".join(_replaced(found, schemes, _AUTHORIZED, lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0]))
     found = _without_known(found)
-    return _MAYBE_LONG_WORD.sub(lambda run: _LONG_WORD.sub(lambda one: HIDDEN if _random(one[0]) else one[0], run[0]), found)
+    return _in_words(found, _LONG_WORD, _LEAST_LONG_WORD, lambda one: HIDDEN if _random(one[0]) else one[0])
 
 
 def hidden_json(text: str) -> str:
@@ -204,13 +235,21 @@ def _without_known(text: str) -> str:
     def shown(one: re.Match[str]) -> str:
         return HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) and not _words(one[0]) else one[0]
 
-    return _MAYBE_KNOWN.sub(lambda run: _KNOWN.sub(shown, run[0]), text)
+    return _in_words(text, _KNOWN, _LEAST_KNOWN, shown)
+
+
+def _in_words(text: str, pattern: re.Pattern[str], least: int, shown: Callable[[re.Match[str]], str]) -> str:
+    """Return `pattern.sub(shown, text)` for a pattern that matches no space, and at least so many characters."""
+    words = {word for word in set(text.split()) if len(word) >= least and pattern.search(word)}
+    pieces, done = [], 0
+    for start, end in _spans(text, words, _NO_SPACE):
+        pieces += [text[done:start], pattern.sub(shown, text[start:end])]
+        done = end
+    return "".join((*pieces, text[done:]))
 
 
 _NAME = re.compile(r"[\w.-]+")
 """All that the names in `_NAMED`, `_HEADER` and `_AUTHORIZED` consist of: each of them ends where such a run of characters does."""
-_MOST_CACHED = 128
-"""Characters."""
 
 
 def _last_word(run: str) -> str:
@@ -218,32 +257,26 @@ def _last_word(run: str) -> str:
     return run.rpartition(".")[2]
 
 
-@lru_cache(1 << 12)
-def _names_header(run: str) -> bool:
-    return bool(_IS_HEADER.fullmatch(_last_word(run)))
+def _spans(text: str, words: Set[str], run: re.Pattern[str]) -> list[tuple[int, int]]:
+    """Return where these words are in a text, in order. Each is all that `run` matches there, not a piece of it."""
+    if len(words) > _FEW:
+        return [found.span() for found in run.finditer(text) if found[0] in words]
+    spans = []
+    for word in words:
+        at = text.find(word)
+        while at >= 0:
+            end = at + len(word)
+            if not (at and run.match(text[at - 1])) and not run.match(text[end : end + 1]):
+                spans.append((at, end))
+            at = text.find(word, end)
+    return sorted(spans)
 
 
-@lru_cache(1 << 12)
-def _names_scheme(run: str) -> bool:
-    return bool(_IS_SCHEME.fullmatch(_last_word(run)))
-
-
-_names_secret = lru_cache(1 << 12)(secret_name)
-
-
-def _runs(text: str, chosen: Any) -> Iterator[re.Match[str]]:
-    """Yield the runs of characters of names for which a cached function is true: few words of a text, each looked at once."""
-    for run in _NAME.finditer(text):
-        word = run[0]
-        if chosen(word) if len(word) <= _MOST_CACHED else chosen.__wrapped__(word):
-            yield run
-
-
-def _replaced(text: str, chosen: Any, pattern: re.Pattern[str], shown: Callable[[re.Match[str]], str]) -> Iterator[str]:
+def _replaced(text: str, names: Set[str], pattern: re.Pattern[str], shown: Callable[[re.Match[str]], str]) -> Iterator[str]:
     """Yield the text in pieces, as `pattern.sub(shown, text)` has it, for a pattern that starts at the last word of a run."""
     done = 0
-    for run in _runs(text, chosen):
-        found = pattern.match(text, run.end() - len(_last_word(run[0])))
+    for start, end in _spans(text, names, _NAME):
+        found = pattern.match(text, end - len(_last_word(text[start:end])))
         if found and found.start() >= done:
             yield text[done : found.start()]
             yield shown(found)
@@ -251,11 +284,11 @@ def _replaced(text: str, chosen: Any, pattern: re.Pattern[str], shown: Callable[
     yield text[done:]
 
 
-def _without_named_values(text: str) -> Iterator[str]:
+def _without_named_values(text: str, names: Set[str]) -> Iterator[str]:
     """Yield the text in pieces, with `***` for values whose names say that they are credentials."""
     done = 0
-    for run in _runs(text, _names_secret):
-        starts = (run.start(), *(run.start() + dot.end() for dot in _DOT_BEFORE_OPTION.finditer(run[0])))
+    for begin, end in _spans(text, names, _NAME):
+        starts = (begin, *(dot.end() for dot in _DOT_BEFORE_OPTION.finditer(text, begin, end)))
         found = next(filter(None, (_NAMED.match(text, start) for start in starts)), None)
         if found is None or found.start() < done:  # a value is looked at once, however many names precede it
             continue
@@ -280,7 +313,7 @@ def _is_field(name: str, value: str, *, spaced: bool) -> bool:
     words = [word.lower() for word in _WORD.findall(name)]
     if spaced and words[-1] == "pass":
         return False
-    if any(part in "".join(words) for part in _ANYWHERE):
+    if _ANYWHERE.search("".join(words)):
         return len(value) >= _LEAST_LENGTH
     sure = len(words) > 1 or words[-1] not in ("key", "session", "auth")
     return sure and len(value) >= _LEAST_FIELD and _mixed(value) and any(map(str.isalpha, value)) and "." not in value
