@@ -240,10 +240,11 @@ def _without_known(text: str) -> str:
 
 def _in_words(text: str, pattern: re.Pattern[str], least: int, shown: Callable[[re.Match[str]], str]) -> str:
     """Return `pattern.sub(shown, text)` for a pattern that matches no space, and at least so many characters."""
-    words = {word for word in set(text.split()) if len(word) >= least and pattern.search(word)}
+    found = {word: pattern.sub(shown, word) for word in set(text.split()) if len(word) >= least}
+    changed = {word: new for word, new in found.items() if new != word}
     pieces, done = [], 0
-    for start, end in _spans(text, words, _NO_SPACE):
-        pieces += [text[done:start], pattern.sub(shown, text[start:end])]
+    for start, end in _spans(text, changed.keys(), _NO_SPACE):
+        pieces += [text[done:start], changed[text[start:end]]]
         done = end
     return "".join((*pieces, text[done:]))
 
