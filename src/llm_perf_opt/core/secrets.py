@@ -250,7 +250,7 @@ def _in_words(text: str, pattern: re.Pattern[str], least: int, shown: Callable[[
 
 
 _NAME = re.compile(r"[\w.-]+")
-"""All that the names in `_NAMED`, `_HEADER` and `_AUTHORIZED` consist of: each of them ends where such a run of characters does."""
+"""The names in `_NAMED`, `_HEADER` and `_AUTHORIZED` consist of these characters, and end where a run of them ends."""
 
 
 def _last_word(run: str) -> str:
