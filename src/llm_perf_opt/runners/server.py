@@ -20,6 +20,7 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.config.serving import ServerCommand
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.core.missing import Missing
+from llm_perf_opt.core.processes import module_argv
 from llm_perf_opt.core.secrets import hidden_argv, shown_command
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.core.yaml_text import load_yaml
@@ -103,7 +104,7 @@ def main() -> None:
         command = server_command(_read_config(arguments.config, arguments.code), arguments)
     for name, value in command.variables.items():
         os.environ.setdefault(name, value)
-    argv = [sys.executable, "-m", command.module, *command.arguments]
+    argv = module_argv(command.module, *command.arguments)
     send(
         "server",
         argv=hidden_argv(argv),

@@ -1,16 +1,15 @@
 """What runs on a node of a cluster: one point of a sweep, as a process of its own. Loads nothing heavy."""
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_perf_opt.core.processes import LAUNCHER_PID, become, run_logged
+from llm_perf_opt.core.processes import LAUNCHER_PID, become, module_argv, run_logged
 
 
 def point_argv(sweep: Path, number: int, code: Sequence[str] = ()) -> list[str]:
     """Return the command of a point, for the interpreter of this process. `code`: settings that can run code, as typed."""
-    return [sys.executable, "-m", "llm_perf_opt", "run", "--quiet", "--point", str(sweep), str(number), *code]
+    return module_argv("llm_perf_opt", "run", "--quiet", "--point", str(sweep), str(number), *code)
 
 
 def become_point(sweep: str, number: int, code: Sequence[str] = ()) -> None:
