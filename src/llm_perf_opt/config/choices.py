@@ -128,7 +128,7 @@ def set_name(name: str, known: Container[str]) -> str:
 def _own_set(path: Path) -> dict[str, Any]:
     try:
         content = load_yaml(read_text(path))
-    except (*invalid_yaml(), OSError) as error:
+    except invalid_yaml() as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(words_of(error).split())}.", "Fix the file.") from error
     if not isinstance(content, dict) or not all(map(_is_flat, content.values())):
         raise ConfigError(

@@ -382,7 +382,7 @@ def read_values(path: Path) -> dict[str, Any]:
         return {}
     try:
         values = load_yaml(read_text(path))
-    except (*invalid_yaml(), OSError) as error:
+    except invalid_yaml() as error:
         remedy = _remedy(error, "The file is damaged, or was edited.")
         raise ParseError(f"{path} cannot be read as YAML: {words_of(error)}", remedy) from error
     return values if isinstance(values, dict) else {}

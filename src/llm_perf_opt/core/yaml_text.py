@@ -23,10 +23,10 @@ def load_yaml(text: str | bytes, most: int = MOST_VALUES, loader: Any = None) ->
 
 
 def invalid_yaml() -> tuple[type[Exception], ...]:
-    """Return what a text that is no YAML raises; AttributeError and TypeError are those of invalid dates and keys."""
+    """Return what reading a file that is no YAML raises; AttributeError and TypeError are those of invalid dates and keys."""
     import yaml
 
-    return (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError)
+    return (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError, TypeError)
 
 
 def check_yaml(text: Any, most: int) -> None:

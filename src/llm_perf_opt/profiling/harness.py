@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.core.processes import module_argv
 from llm_perf_opt.core.errors import CaptureError
+from llm_perf_opt.core.processes import module_argv
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.core.stages import DOMAIN

@@ -315,7 +315,7 @@ def read_config(path: Path, code: Sequence[str] = ()) -> RunConfig:
     """Return the configuration in a run's config.yaml. `code`: its settings that can run code, as typed."""
     try:
         values = load_yaml(read_text(path))
-    except (*invalid_yaml(), OSError) as error:
+    except invalid_yaml() as error:
         raise ParseError(f"{path} cannot be read as YAML: {error}") from error
     config = config_from_mapping(values if isinstance(values, dict) else {})
     stored = Stored(path, f"python -m llm_perf_opt.runners.llm_profile_runner --config {shlex.quote(str(path))}", tuple(code))

@@ -165,7 +165,7 @@ def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
     except FileNotFoundError:
         yield f"{path} is missing: dataset={folder.name} cannot be selected"
         return
-    except (*invalid_yaml(), OSError):
+    except invalid_yaml():
         yield f"{path} cannot be read as YAML"
         return
     root = values.get("root") if isinstance(values, dict) else None

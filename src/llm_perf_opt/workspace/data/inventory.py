@@ -222,7 +222,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         found = load_yaml(read_bytes(path), MOST_FACTS)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "Restore it, or remove the folder and add the dataset again.") from error
-    except (*invalid_yaml(), OSError) as error:
+    except invalid_yaml() as error:
         raise _unreadable(path, error) from error
     if not isinstance(found, dict):
         raise ParseError(f"{path} cannot be read: it is not a mapping.", "Write one fact per line, such as `name: NAME`.")
