@@ -12,12 +12,12 @@ _LONG_NUMBER = re.compile(r"[-+\d_:.]{100,}")
 """Numbers of base 60 (1:30:00) take time that grows with the square of their length."""
 
 
-def load_yaml(text: str | bytes, most: int = MOST_VALUES, loader: Any = None) -> Any:
+def load_yaml(text: str | bytes, most: int = MOST_VALUES) -> Any:
     """Return the plain values in a YAML text. Raise as `check_yaml` and `check_plain` do, or another error of `invalid_yaml`."""
     import yaml
 
     check_yaml(text, most)
-    values = yaml.load(text, loader or _fastest())  # noqa: S506 - safe loaders only
+    values = yaml.load(text, _fastest())  # noqa: S506 - a safe loader
     check_plain(values, most)
     return values
 
@@ -29,7 +29,7 @@ def invalid_yaml() -> tuple[type[Exception], ...]:
     return (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError, TypeError)
 
 
-def check_yaml(text: Any, most: int) -> None:
+def check_yaml(text: Any, most: int = MOST_VALUES) -> None:
     """Raise a ValueError if a YAML text, or an open file, has too many values with its aliases expanded, or too deep ones.
 
     Aliases repeat values, and `<<` copies them. Only the words of the text are read here; nothing is built.
