@@ -505,3 +505,12 @@ def test_a_chapter_is_the_own_set_of_that_chapter_in_either_spelling(project: Pa
 def test_a_date_that_does_not_exist_in_a_metric_set_is_an_error(project: Path, date: str) -> None:
     write(project / "conf" / "metrics" / "mine.yaml", f"description: {date}\n")
     assert "mine.yaml" in refusal("profiling=full", "profiling.metrics.sets=[mine]").fact
+
+
+@pytest.mark.parametrize("first", ["x", "x" * 50_000], ids=["references", "characters"])
+def test_values_that_double_each_other_are_refused(project: Path, first: str) -> None:
+    """A kilobyte took minutes and gigabytes."""
+    lines = [f"    a{n}: ${{.a{n - 1}}}${{.a{n - 1}}}" for n in range(1, 40)]
+    write(project / "conf" / "config.yaml", "\n".join(["runtime:", "  engine:", f"    a0: {first}", *lines]))
+    with pytest.raises(ConfigError, match="refer to each other too often"):
+        compose(["model=tiny"])

@@ -18,7 +18,7 @@ def become_point(sweep: str, number: int, code: Sequence[str] = ()) -> None:
 
 
 def run_point(sweep: str, number: int, log: str, code: Sequence[str], folder: str) -> int:
-    """Run a point to its end in a folder and return its exit code. It ends with this process, and if this process is interrupted."""
+    """Run a point to its end in a folder and return its exit code. It ends with this process, and if that is interrupted."""
     environment = {**os.environ, LAUNCHER_PID: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     argv = point_argv(Path(sweep), number, code)
     return run_logged(argv, folder=Path(folder), environment=environment, log=Path(log))
