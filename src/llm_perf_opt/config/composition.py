@@ -43,10 +43,10 @@ from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes, listed
 from llm_perf_opt.config.schema import ProjectConfig, RunConfig
 from llm_perf_opt.config.values import build, current, current_key, is_added
 from llm_perf_opt.config.weights import RANDOM_SUFFIX, choose_weights
-from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest, words_of
+from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest
 from llm_perf_opt.core.inside import leads_inside
 from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, check_folder
-from llm_perf_opt.core.yaml_text import invalid_yaml, load_yaml
+from llm_perf_opt.core.yaml_text import load_yaml
 
 if TYPE_CHECKING:
     from llm_perf_opt.config.project_files import OwnFile
@@ -224,10 +224,7 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunCo
             raise ConfigError(
                 f"'{text}' is not a setting of the run's configuration.", "The run was made by another version of llm-perf."
             )
-        try:
-            place[last] = load_yaml(value)
-        except invalid_yaml() as error:
-            raise ConfigError(f"'{text[:200]}' is not a setting: {words_of(error)}.", "Correct the value.") from error
+        place[last] = load_yaml(value)
     return config_from_mapping(changed)
 
 

@@ -6,9 +6,11 @@ credential into (a command line, an environment variable, the text of an error) 
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Any
+
+from llm_perf_opt.core.word_search import NAME, in_words, last_word, replaced, spans_of
 
 HIDDEN = "***"
 """Shown in place of what is hidden."""
@@ -182,9 +184,6 @@ _LONG_WORD = re.compile(
 )
 _LEAST_KNOWN, _LEAST_LONG_WORD = 11, 23
 """Characters of what `_KNOWN` and `_LONG_WORD` match."""
-_NO_SPACE = re.compile(r"\S+")
-_FEW = 100
-"""Words that are faster to search for one after the other than by looking at all words of a text."""
 _LEAST_CHANGES, _LEAST_CHANGES_OF_BASE64 = 0.43, 0.28
 """Of neighbors, how many differ in kind (upper, lower, digit): 0.62 on average in random text, below 0.3 in identifiers."""
 _BASE64 = re.compile(r"[A-Za-z0-9/+]{40}|[A-Za-z0-9/+]+=+")
@@ -197,15 +196,15 @@ def hidden(text: str) -> str:
     """Return a text with `***` in place of everything that looks like a credential."""
     found = _PEM.sub(HIDDEN, without_password(text)) if "-----BEGIN" in text else without_password(text)
     names = set(
-        _NAME.findall("\n".join(set(found.split())))
+        NAME.findall("\n".join(set(found.split())))
     )  # few words of a text are different, and few of these are names of credentials
-    headers, schemes = ({name for name in names if kind.fullmatch(_last_word(name))} for kind in (_IS_HEADER, _IS_SCHEME))
-    found = "".join(_replaced(found, headers, _HEADER, lambda one: f"{one['name']}{one['sep']}{HIDDEN}"))
+    headers, schemes = ({name for name in names if kind.fullmatch(last_word(name))} for kind in (_IS_HEADER, _IS_SCHEME))
+    found = "".join(replaced(found, headers, _HEADER, lambda one: f"{one['name']}{one['sep']}{HIDDEN}"))
     found = _LOGIN_IN_TEXT.sub(rf"\1{HIDDEN}", found)
     found = "".join(_without_named_values(found, set(filter(secret_name, names))))
-    found = "".join(_replaced(found, schemes, _AUTHORIZED, lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0]))
+    found = "".join(replaced(found, schemes, _AUTHORIZED, lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0]))
     found = _without_known(found)
-    return _in_words(found, _LONG_WORD, _LEAST_LONG_WORD, lambda one: HIDDEN if _random(one[0]) else one[0])
+    return in_words(found, _LONG_WORD, _LEAST_LONG_WORD, lambda one: HIDDEN if _random(one[0]) else one[0])
 
 
 def hidden_json(text: str) -> str:
@@ -235,60 +234,13 @@ def _without_known(text: str) -> str:
     def shown(one: re.Match[str]) -> str:
         return HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) and not _words(one[0]) else one[0]
 
-    return _in_words(text, _KNOWN, _LEAST_KNOWN, shown)
-
-
-def _in_words(text: str, pattern: re.Pattern[str], least: int, shown: Callable[[re.Match[str]], str]) -> str:
-    """Return `pattern.sub(shown, text)` for a pattern that matches no space, and at least so many characters."""
-    found = {word: pattern.sub(shown, word) for word in set(text.split()) if len(word) >= least}
-    changed = {word: new for word, new in found.items() if new != word}
-    pieces, done = [], 0
-    for start, end in _spans(text, changed.keys(), _NO_SPACE):
-        pieces += [text[done:start], changed[text[start:end]]]
-        done = end
-    return "".join((*pieces, text[done:]))
-
-
-_NAME = re.compile(r"[\w.-]+")
-"""The names in `_NAMED`, `_HEADER` and `_AUTHORIZED` consist of these characters, and end where a run of them ends."""
-
-
-def _last_word(run: str) -> str:
-    """Return what follows the last dot: it decides what a name is, and a header may start there."""
-    return run.rpartition(".")[2]
-
-
-def _spans(text: str, words: Set[str], run: re.Pattern[str]) -> list[tuple[int, int]]:
-    """Return where these words are in a text, in order. Each is all that `run` matches there, not a piece of it."""
-    if len(words) > _FEW:
-        return [found.span() for found in run.finditer(text) if found[0] in words]
-    spans = []
-    for word in words:
-        at = text.find(word)
-        while at >= 0:
-            end = at + len(word)
-            if not (at and run.match(text[at - 1])) and not run.match(text[end : end + 1]):
-                spans.append((at, end))
-            at = text.find(word, end)
-    return sorted(spans)
-
-
-def _replaced(text: str, names: Set[str], pattern: re.Pattern[str], shown: Callable[[re.Match[str]], str]) -> Iterator[str]:
-    """Yield the text in pieces, as `pattern.sub(shown, text)` has it, for a pattern that starts at the last word of a run."""
-    done = 0
-    for start, end in _spans(text, names, _NAME):
-        found = pattern.match(text, end - len(_last_word(text[start:end])))
-        if found and found.start() >= done:
-            yield text[done : found.start()]
-            yield shown(found)
-            done = found.end()
-    yield text[done:]
+    return in_words(text, _KNOWN, _LEAST_KNOWN, shown)
 
 
 def _without_named_values(text: str, names: Set[str]) -> Iterator[str]:
     """Yield the text in pieces, with `***` for values whose names say that they are credentials."""
     done = 0
-    for begin, end in _spans(text, names, _NAME):
+    for begin, end in spans_of(text, names, NAME):
         starts = (begin, *(dot.end() for dot in _DOT_BEFORE_OPTION.finditer(text, begin, end)))
         found = next(filter(None, (_NAMED.match(text, start) for start in starts)), None)
         if found is None or found.start() < done:  # a value is looked at once, however many names precede it
