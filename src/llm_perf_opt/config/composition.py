@@ -46,6 +46,7 @@ from llm_perf_opt.config.weights import RANDOM_SUFFIX, choose_weights
 from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest
 from llm_perf_opt.core.inside import leading_out, leads_inside
 from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, check_folder
+from llm_perf_opt.core.yaml_text import load_yaml
 
 if TYPE_CHECKING:
     from llm_perf_opt.config.project_files import OwnFile
@@ -224,7 +225,7 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunCo
             raise ConfigError(
                 f"'{text}' is not a setting of the run's configuration.", "The run was made by another version of llm-perf."
             )
-        place[last] = yaml.safe_load(value)
+        place[last] = load_yaml(value)
     return config_from_mapping(changed)
 
 
