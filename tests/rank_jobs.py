@@ -368,6 +368,7 @@ def job(name: str, seed: int) -> Job:
 
     What no trace can show is left out: a host that is late before its first kernel (its recording begins later), a late host that
     another late rank hides, and a first or last stage of a pipeline that is slow in every step, whose work no other stage does.
+    `with_delays` makes such jobs as well.
     """
     draw = random.Random(f"{name} {seed}")
     layout = Layout(
@@ -377,7 +378,7 @@ def job(name: str, seed: int) -> Job:
         one_stream=draw.random() < 0.5,
     )  # fmt: skip
     made = plans(layout)
-    found = Job(layout, [], made)
+    delays: list[Delay] = []
     late = draw.sample(range(layout.world), draw.choice([1, 1, 1, 2]))
     for rank in late:
         per_step = sum(call.kind == "kernel" for call in made[rank].calls) // layout.steps
@@ -385,8 +386,14 @@ def job(name: str, seed: int) -> Job:
         place = draw.randrange(1, per_step)
         alone = name == "pp" and rank in (0, layout.world - 1)
         steps = draw.choice([[draw.randrange(1, layout.steps)], range(layout.steps), range(1, layout.steps, 2)])
-        found.delays += [Delay(rank, step * per_step + place, ns, on_host) for step in (steps[:1] if alone else steps)]
-    without = {rank: simulate(made, [delay for delay in found.delays if delay.rank != rank]) for rank in late}
-    found.span_ns = simulate(made, found.delays)
-    found.truth_ns = {rank: found.span_ns - span for rank, span in without.items()}
-    return found
+        delays += [Delay(rank, step * per_step + place, ns, on_host) for step in (steps[:1] if alone else steps)]
+    return with_delays(layout, delays)
+
+
+def with_delays(layout: Layout, delays: list[Delay]) -> Job:
+    """A job with these delays."""
+    made = plans(layout)
+    late = {delay.rank for delay in delays}
+    without = {rank: simulate(made, [delay for delay in delays if delay.rank != rank]) for rank in late}
+    span = simulate(made, delays)
+    return Job(layout, delays, made, span, {rank: span - other for rank, other in without.items()})

@@ -69,6 +69,10 @@ def test_a_program_alone_keeps_its_time_its_arguments_and_what_it_said(tmp_path:
     assert manifest["passes"][0]["seconds"] > 0
     assert "said ['--json', 'a b; rm -rf $HOME']" in (run / "raw/program/log.txt").read_text()
     assert "# llm-perf exec" in (run / "report.md").read_text()
+    assert "said [" in (run / "report.html").read_text()
+    assert f"report: {run.resolve()}/report.html" in done.stdout
+    assert llm_perf(tmp_path, "runs", "--html").returncode == 0
+    assert f"{run.name}/report.html" in (tmp_path / "runs" / "index.html").read_text(), "the page of all runs links to it"
 
 
 def test_a_program_keeps_its_own_environment(tmp_path: Path, real_nsys: Path) -> None:

@@ -210,6 +210,20 @@ def test_a_file_does_not_choose_a_run_folder_outside_of_the_project(
     assert not plan_sweep(["runtime.batch_size=1,2"], None, elsewhere=True).folder.is_absolute()
 
 
+def test_a_link_that_leads_runs_out_is_named(project: Path, tmp_path: Path) -> None:
+    """No file sets the folder: `runs` is a link to a larger disk."""
+    here = project / "here"
+    here.mkdir()
+    (tmp_path / "disk").mkdir()
+    (here / "runs").symlink_to(tmp_path / "disk")
+    os.chdir(here)
+    with pytest.raises(ConfigError) as caught:
+        compose([]).checked_run_dir()
+    assert caught.value.fact.startswith(f"{here}/runs is a link: it puts hydra.run.dir=runs/")
+    assert "project file" not in caught.value.fact
+    assert compose([f"hydra.run.dir={here}/runs/one"]).checked_run_dir() == here / "runs" / "one"
+
+
 def test_settings_of_hydra_that_have_no_effect_are_answered(project: Path) -> None:
     said = notes(compose([]))
     assert "hydra.job.chdir (conf/hydra/default.yaml) has no effect" in said
@@ -382,7 +396,7 @@ def test_aliases_that_expand_to_millions_of_values_are_refused(project: Path) ->
     [
         (b"name: \xff\xfe\x00", "UTF-8"),
         (b"a: 1\n" * 300_000, "is too large"),
-        (b"a: " + b"[" * 1200, "nested too"),
+        (b"a: " + b"[" * 1200, "nested more than 64 levels deep"),
     ],
 )
 def test_a_file_that_is_no_text_or_huge_is_refused(project: Path, content: bytes, fact: str) -> None:
@@ -505,3 +519,12 @@ def test_a_chapter_is_the_own_set_of_that_chapter_in_either_spelling(project: Pa
 def test_a_date_that_does_not_exist_in_a_metric_set_is_an_error(project: Path, date: str) -> None:
     write(project / "conf" / "metrics" / "mine.yaml", f"description: {date}\n")
     assert "mine.yaml" in refusal("profiling=full", "profiling.metrics.sets=[mine]").fact
+
+
+@pytest.mark.parametrize("first", ["x", "x" * 50_000], ids=["references", "characters"])
+def test_values_that_double_each_other_are_refused(project: Path, first: str) -> None:
+    """A kilobyte took minutes and gigabytes."""
+    lines = [f"    a{n}: ${{.a{n - 1}}}${{.a{n - 1}}}" for n in range(1, 40)]
+    write(project / "conf" / "config.yaml", "\n".join(["runtime:", "  engine:", f"    a0: {first}", *lines]))
+    with pytest.raises(ConfigError, match="refer to each other too often"):
+        compose(["model=tiny"])

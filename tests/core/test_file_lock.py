@@ -44,3 +44,13 @@ def test_patience_ends_and_a_folder_without_locks_is_no_error(tmp_path: Path) ->
 def _refused(path: Path) -> None:
     with locked(path.parent, path, 0) as held:
         assert not held
+
+
+def test_all_who_may_write_in_a_shared_folder_can_take_its_lock(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        with locked(tmp_path, tmp_path / "lock", 0) as held:
+            assert held
+    finally:
+        os.umask(before)
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o664

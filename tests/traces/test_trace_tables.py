@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.traces import trace_tables
 from llm_perf_opt.traces.events import DeviceWork, HostCalls, Operators, RangeKind, Ranges, Trace, TraceProblem
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from llm_perf_opt.traces.trace_mark import META_FILE
@@ -153,3 +154,27 @@ def test_without_duckdb_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ResourceError, match="duckdb is not installed") as caught:
         connect()
     assert "pip install" in caught.value.remedy
+
+
+def test_a_long_name_that_its_file_repeats_is_not_read(tmp_path: Path) -> None:
+    trace = Trace("nsys", ["a" * (1 << 20)] * 300, DeviceWork.none(), HostCalls.none(), Ranges.none(), Operators.none())
+    write_tables(trace, tmp_path / "tables", root=tmp_path)
+    assert (tmp_path / "tables" / "names.parquet").stat().st_size < 1 << 20
+    with pytest.raises(ParseError, match="more than 200 times its size"):
+        read_tables(tmp_path / "tables")
+
+
+def test_texts_in_place_of_numbers_are_not_read(
+    tmp_path: Path, made: tuple[Trace, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column of texts would become Python values, however long its file says they are."""
+    real = trace_tables._copy_to
+
+    def planted(connection: duckdb.DuckDBPyConnection, table: str, file: Path) -> None:
+        chosen = f"(select * replace (repeat('a', 9) as start_ns) from {table})" if table == "calls" else table
+        real(connection, chosen, file)
+
+    monkeypatch.setattr(trace_tables, "_copy_to", planted)
+    write_tables(made[0], tmp_path / "tables", root=tmp_path)
+    with pytest.raises(ParseError, match="Could not convert string 'aaaaaaaaa' to INT64"):
+        read_tables(tmp_path / "tables")

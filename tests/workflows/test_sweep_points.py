@@ -14,7 +14,7 @@ from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError, LlmPerfError
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.clusters.job import become_point
-from llm_perf_opt.workflows.sweep import begin_sweep, plan_sweep, run_planned
+from llm_perf_opt.workflows.sweep import begin_sweep, plan_sweep, run_planned, run_sweep
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
 from llm_perf_opt.workflows.sweep_plan import gpus_of_points, launcher_of, with_launcher
 from writing import write_record
@@ -62,7 +62,7 @@ def test_a_point_runs_as_planned_in_its_project(tmp_path: Path, monkeypatch: pyt
     mine = project / "conf" / "runtime" / "mine.yaml"
     mine.write_text("num_new_tokens: 7\n")
     monkeypatch.chdir(project)
-    folder = swept(tmp_path / "sweep", "runtime=mine", "runtime.batch_size=1,2")
+    folder = swept(project / "sweep", "runtime=mine", "runtime.batch_size=1,2")
     mine.write_text("num_new_tokens: 9\n")
     monkeypatch.chdir(tmp_path)
     seen: list[Any] = []
@@ -78,6 +78,31 @@ def test_a_point_runs_as_planned_in_its_project(tmp_path: Path, monkeypatch: pyt
     assert len(seen) == 1, "what is complete is not run again"
     with pytest.raises(ConfigError, match="no point 2"):
         run_planned(folder, 2, run_one)
+
+
+def test_a_sweep_of_someone_else_chooses_no_folder_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, other = tmp_path / "project", tmp_path / "other"
+    project.mkdir()
+    other.mkdir()
+    monkeypatch.chdir(project)
+    folder = swept(tmp_path / "sweep", "runtime.batch_size=1,2")
+    monkeypatch.chdir(other)
+    places: list[Path] = []
+
+    def run_one(composed: Composed, words: str) -> tuple[RunFolder, LlmPerfError | None]:
+        places.append(Path.cwd())
+        return measured(composed, words)
+
+    with pytest.raises(ConfigError, match="neither contains it nor is the current folder") as caught:
+        run_sweep(folder, run_one)
+    assert f"cd {project}" in caught.value.remedy
+    refused = run_planned(folder, 0, run_one)
+    assert refused is not None
+    assert "neither contains it" in refused.fact
+    assert places == []
+    monkeypatch.chdir(project)
+    assert run_sweep(folder, run_one) is None
+    assert places == [project, project]
 
 
 def test_a_node_without_the_project_runs_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 
 
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
-    """Print the result of `llm-perf exec`; report.md has it as Markdown."""
+    """Print the result of `llm-perf exec`; report.html and report.md have the same."""
     from llm_perf_opt.core.records import Missing
     from llm_perf_opt.report.terminal import render_text
     from llm_perf_opt.workflows.analyze_program import program_document
@@ -99,7 +99,7 @@ def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) 
     document = program_document(found)
     print(render_text(document))
     print(f"output: {output}")
-    print(f"report: {folder.report_file}")
+    print(f"report: {folder.page_file}")
 
 
 def print_serving(folder: "RunFolder", found: "ServingAnalysis", as_json: bool) -> None:

@@ -61,9 +61,9 @@ def report(
     if run.manifest.kind == "exec":
         if limits:
             raise ConfigError("The report of `llm-perf exec` uses no peaks.", "Omit --peak-tflops and --bandwidth-gbs.")
-        if open_page:
-            raise ConfigError("The report of `llm-perf exec` is Markdown, not a page.", "Omit --open.")
         print_program(folder, report_program(run), as_json)
+        if open_page:
+            _show(folder.page_file)
         return
     analysis = report_run(run, limits)
     images = draw_images(folder)

@@ -292,7 +292,7 @@ def _launched(
     """Run the points that are left where the launcher says."""
     from llm_perf_opt.workflows.sweep import run_sweep
     from llm_perf_opt.workflows.sweep_folder import resume_command
-    from llm_perf_opt.workflows.sweep_plan import gpus_of_points
+    from llm_perf_opt.workflows.sweep_plan import enter_project, gpus_of_points
 
     def say(line: str) -> None:
         if not quiet:
@@ -303,6 +303,7 @@ def _launched(
     from llm_perf_opt.workflows.clusters.ray_tasks import run_on_ray
     from llm_perf_opt.workflows.clusters.slurm import run_on_slurm
 
+    enter_project(folder, folder.read())
     submit = run_on_slurm if launcher.type == "slurm" else run_on_ray
     try:
         return submit(folder, launcher, gpus_of_points(folder, launcher, code), say, code)

@@ -12,6 +12,7 @@ from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes
 from llm_perf_opt.config.schema import ProjectConfig, RunConfig
 from llm_perf_opt.core.errors import ConfigError, close_names, words_of
 from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, read_text
+from llm_perf_opt.core.yaml_text import invalid_yaml, load_yaml
 
 CONF_MODULE = "llm_perf_opt.config.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling", "launcher")
@@ -125,11 +126,9 @@ def set_name(name: str, known: Container[str]) -> str:
 
 
 def _own_set(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        content = yaml.safe_load(read_text(path))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError, RecursionError) as error:  # AttributeError: an invalid date
+        content = load_yaml(read_text(path))
+    except invalid_yaml() as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(words_of(error).split())}.", "Fix the file.") from error
     if not isinstance(content, dict) or not all(map(_is_flat, content.values())):
         raise ConfigError(

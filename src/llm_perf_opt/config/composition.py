@@ -44,8 +44,9 @@ from llm_perf_opt.config.schema import ProjectConfig, RunConfig
 from llm_perf_opt.config.values import build, current, current_key, is_added
 from llm_perf_opt.config.weights import RANDOM_SUFFIX, choose_weights
 from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest
-from llm_perf_opt.core.inside import leads_inside
+from llm_perf_opt.core.inside import leading_out, leads_inside
 from llm_perf_opt.core.user_files import FOLDER_NAME, PROJECT_CONF, PROJECT_MODELS, check_folder
+from llm_perf_opt.core.yaml_text import load_yaml
 
 if TYPE_CHECKING:
     from llm_perf_opt.config.project_files import OwnFile
@@ -70,9 +71,10 @@ class Composed:
     """The settings that can run code and were typed on this command line. Any other one is refused before the run starts."""
 
     def checked_run_dir(self) -> Path:
-        """Return the run folder to create. Raise a ConfigError if a file puts it outside of the current folder."""
+        """Return the run folder to create. Raise a ConfigError if a file or a link puts it outside of the current folder."""
         if self.run_dir_file and not leads_inside(Path(), self.run_dir):
-            fact = f"{self.run_dir_file} sets {RUN_DIR}={self.run_dir}, outside of {Path.cwd()}: a file cannot choose that."
+            cause = f"{link} is a link: it puts" if (link := leading_out(Path(), self.run_dir)) else f"{self.run_dir_file} sets"
+            fact = f"{cause} {RUN_DIR}={self.run_dir}, outside of {Path.cwd()}: a file cannot choose that."
             raise ConfigError(fact, f"Give it on the command line: {RUN_DIR}=DIR.")
         return self.run_dir
 
@@ -223,7 +225,7 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunCo
             raise ConfigError(
                 f"'{text}' is not a setting of the run's configuration.", "The run was made by another version of llm-perf."
             )
-        place[last] = yaml.safe_load(value)
+        place[last] = load_yaml(value)
     return config_from_mapping(changed)
 
 

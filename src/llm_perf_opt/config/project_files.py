@@ -25,6 +25,7 @@ from llm_perf_opt.config.guide_keys import SECTIONS, torch_preset
 from llm_perf_opt.config.runtimes import OWN_OPTION
 from llm_perf_opt.core.errors import ConfigError, file_error, nearest, words_of
 from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.core.yaml_text import check_yaml
 
 PRIMARY = "config"
 _MOST_BYTES = 1_000_000
@@ -337,11 +338,9 @@ def _read(path: Path) -> tuple[dict[str, Any], str | None]:
     """Return the values of a file, not resolved, and the package in its header. Raise if it is not a mapping in YAML."""
     text = _text(path)
     try:
-        _check_size(path, yaml.compose(_NamedText(text, str(path)), Loader=yaml.SafeLoader))
+        check_yaml(_NamedText(text, str(path)), _MOST_NODES)
         found = OmegaConf.to_container(OmegaConf.load(_NamedText(text, str(path))), resolve=False)
         package = ConfigSource._get_header_dict(text[:512])["package"]
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply.", "Write it as a plain mapping.") from None
     except ValueError as error:
         raise ConfigError(f"{path}: {words_of(error)}.", "Correct the file.") from error
     if not isinstance(found, dict):
@@ -362,24 +361,6 @@ def _text(path: Path) -> str:
             words = f"{path} is a link to {path.readlink()}, which cannot be read: {words_of(error)}."
             raise ConfigError(words, "Restore the target, or remove the link.") from error
         raise file_error(error) from error
-
-
-def _check_size(path: Path, root: "yaml.Node | None") -> None:
-    """Raise if a file has too many values with its aliases expanded, or one that contains itself."""
-    counted: dict[int, int] = {}
-
-    def count(node: Any) -> int:
-        key = id(node)
-        if counted.get(key) == 0:
-            raise ConfigError(f"{path}, line {node.start_mark.line + 1}: a value contains itself.", "Remove the alias.")
-        if key not in counted:
-            counted[key] = 0
-            inner = node.value if isinstance(node, (yaml.SequenceNode, yaml.MappingNode)) else ()
-            counted[key] = 1 + sum(sum(map(count, item)) if isinstance(item, tuple) else count(item) for item in inner)
-        return counted[key]
-
-    if root is not None and count(root) > _MOST_NODES:
-        raise ConfigError(f"{path} has more than {_MOST_NODES:,} values.", "Write only the settings that differ.")
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from omegaconf import OmegaConf
+from omegaconf import Node, OmegaConf
+from omegaconf.base import Container
 from omegaconf.basecontainer import BaseContainer
 
 from llm_perf_opt.core.errors import ConfigError
@@ -26,6 +27,8 @@ READABLE = frozenset(
 """The variables that a file may read: none holds a secret. The command line may read any."""
 _READ = "oc.env"
 _NAMES = re.compile(r"oc\.env\s*:\s*['\"]?(\w+)")
+_MOST_REFERENCES, _MOST_CHARACTERS = 2_000, 1_000_000
+"""That are resolved in a configuration, with those inside others, and of the results: each line may double the one before it."""
 _NO_DEFAULT = inspect.Parameter.empty
 
 
@@ -85,7 +88,18 @@ def resolvers(environment: Environment) -> Iterator[None]:
     from hydra.core.utils import setup_globals
 
     known: dict[str, Any] = BaseContainer._resolvers
-    before = dict(known)
+    before, resolve = dict(known), Container.resolve_parse_tree
+    left = [_MOST_REFERENCES, _MOST_CHARACTERS]
+
+    def counted(self: Any, *words: Any, **named: Any) -> Any:
+        left[0] -= 1
+        value = resolve(self, *words, **named) if left[0] >= 0 else None
+        left[1] -= len(str(value._value() if isinstance(value, Node) else value)) if not OmegaConf.is_config(value) else 0
+        if min(left) < 0:
+            raise ConfigError("The values of the configuration refer to each other too often: ${…} in ${…}.", "Write them out.")
+        return value
+
+    Container.resolve_parse_tree = counted  # type: ignore[method-assign]
     try:
         for name in before:
             if not name.startswith("oc."):
@@ -96,6 +110,7 @@ def resolvers(environment: Environment) -> Iterator[None]:
         OmegaConf.register_new_resolver("at_most", _at_most)
         yield
     finally:
+        Container.resolve_parse_tree = resolve  # type: ignore[method-assign]
         known.clear()
         known.update(before)
 

@@ -57,11 +57,19 @@ def leads_inside(root: Path, path: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
-def _outside(root: Path, path: Path, real: Path) -> OutsideError:
-    home = root if root.is_absolute() else root.absolute()
+def leading_out(root: Path, path: Path) -> Path | None:
+    """Return the first link in a path that leads out of `root`; None if it is outside for another reason, or inside."""
+    home = root.absolute()
     for place in reversed([path.absolute(), *path.absolute().parents]):
-        if place.is_relative_to(home) and place.is_symlink() and not place.resolve().is_relative_to(home.resolve()):
-            return OutsideError(f"{place} is a link that leads out of {home}, to {place.resolve()}.", _REMEDY)
+        if place.is_relative_to(home) and place.is_symlink() and not leads_inside(home, place):
+            return place
+    return None
+
+
+def _outside(root: Path, path: Path, real: Path) -> OutsideError:
+    home = root.absolute()
+    if (found := leading_out(root, path)) is not None:
+        return OutsideError(f"{found} is a link that leads out of {home}, to {os.path.realpath(found)}.", _REMEDY)
     return OutsideError(f"{real} is not inside {home}.", "Give a path inside this folder.")
 
 
@@ -118,9 +126,9 @@ def open_to_append(root: Path, path: Path, mode: int = SHARED) -> io.FileIO:
 
 
 def open_lock(root: Path, path: Path) -> int:
-    """Return the descriptor of a file that only serves as a lock; it is created if needed."""
+    """Return the descriptor of a file that only serves as a lock; it is created if needed, for all who may write here."""
     make_folder(root, path.parent)
-    return _opened(inside(root, path), os.O_RDWR, PRIVATE)
+    return _opened(inside(root, path), os.O_RDWR, SHARED)
 
 
 def _opened(real: Path, flags: int, mode: int) -> int:

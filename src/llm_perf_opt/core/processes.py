@@ -25,6 +25,11 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """Signals that ask this program to end."""
 IMPORTING_NOTHING_HERE = "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
 """Begins the code of `python -c`: nothing is imported from the working folder, which may be anybody's."""
+RUN_MODULE = (
+    f"{IMPORTING_NOTHING_HERE}import runpy; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+"""The code that is `-m` without the working folder: Python 3.10 does not know PYTHONSAFEPATH."""
+_KNOWS_SAFE_PATH = sys.version_info >= (3, 11)
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
@@ -228,6 +233,14 @@ def end(child: "subprocess.Popen[bytes]") -> None:
 def under_nsys() -> bool:
     """Return whether nsys profiles this process, which it shows in an environment variable."""
     return "NSYS_PROFILING_SESSION_ID" in os.environ
+
+
+def module_argv(module: str, *words: str) -> list[str]:
+    """Return the command of a module for this interpreter, with nothing imported from the working folder.
+
+    Since Python 3.11 it needs PYTHONSAFEPATH as well.
+    """
+    return [sys.executable, *(("-m",) if _KNOWS_SAFE_PATH else ("-c", RUN_MODULE)), module, *words]
 
 
 def become(argv: Sequence[str]) -> NoReturn:

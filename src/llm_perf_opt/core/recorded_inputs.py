@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError, words_of
 from llm_perf_opt.core.user_files import open_ordinary
-from llm_perf_opt.core.value_limits import check_plain
+from llm_perf_opt.core.yaml_text import invalid_yaml, load_yaml
 
 _MOST_BYTES = 64 * 1024 * 1024
 _REMEDY = "Give the inputs.yaml of a run. For texts of your own use dataset=sample_prompts dataset.path=FILE."
@@ -31,8 +30,6 @@ class RecordedInputs:
 
 def read_inputs(path: Path) -> RecordedInputs:
     """Return the recorded inputs, or raise an error that says what the file is instead."""
-    import yaml
-
     try:
         with open_ordinary(path) as file:
             content = file.read(_MOST_BYTES + 1)
@@ -43,10 +40,8 @@ def read_inputs(path: Path) -> RecordedInputs:
     if len(content) > _MOST_BYTES:
         raise ResourceError(f"{path} is larger than {_MOST_BYTES >> 20} MiB.", _REMEDY)
     try:
-        values: Any = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader
-        check_plain(values, len(content))  # only aliases make more values than there are bytes
-        found = msgspec.convert(values, RecordedInputs)
-    except (yaml.YAMLError, msgspec.ValidationError, RecursionError, ValueError, AttributeError) as error:  # as `read_values`
+        found = msgspec.convert(load_yaml(content, len(content)), RecordedInputs)  # only aliases make more values than bytes
+    except invalid_yaml() as error:  # those of msgspec are ValueErrors
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path} does not record the prompts of a run: {reason}.", _REMEDY) from error
     if not found.ids or not all(found.ids) or min(map(min, found.ids)) < 0 or found.new_tokens < 1:

@@ -18,6 +18,7 @@ from llm_perf_opt.core.records import LOAD_PREFIX, SCHEMA, SERVER, Manifest, Pas
 from llm_perf_opt.core.secrets import hidden_argv
 from llm_perf_opt.core.user_files import COMPRESSED, TooLargeError, check_folder, is_file_name, present, read_text, read_unpacked
 from llm_perf_opt.core.value_limits import MOST_JSON_BYTES, check_json, check_json_memory, check_plain
+from llm_perf_opt.core.yaml_text import invalid_yaml, load_yaml
 
 R = TypeVar("R")
 
@@ -25,8 +26,6 @@ LEAST_FREE_BYTES = 64 * 1024 * 1024
 """Disk space that a new run needs at least."""
 UNUSABLE = "n/a: the file is damaged here: "
 """The start of the text that replaces a value beyond the limits."""
-MOST_VALUES = 100_000
-"""Values in settings. Aliases can expand a few lines of YAML beyond any memory."""
 _COMPRESSIBLE = (
     "timings.json",
     "inputs.json",
@@ -379,14 +378,11 @@ def read_fields(path: Path) -> dict[str, Any]:
 
 def read_values(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file of a run; empty if the file is missing or contains something else."""
-    import yaml
-
     if not path.exists():
         return {}
     try:
-        values = yaml.safe_load(read_text(path))
-        check_plain(values, MOST_VALUES)
-    except (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError) as error:  # AttributeError: an invalid date
+        values = load_yaml(read_text(path))
+    except invalid_yaml() as error:
         remedy = _remedy(error, "The file is damaged, or was edited.")
         raise ParseError(f"{path} cannot be read as YAML: {words_of(error)}", remedy) from error
     return values if isinstance(values, dict) else {}

@@ -6,9 +6,11 @@ credential into (a command line, an environment variable, the text of an error) 
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Any
+
+from llm_perf_opt.core.word_search import NAME, in_words, last_word, replaced, spans_of
 
 HIDDEN = "***"
 """Shown in place of what is hidden."""
@@ -17,10 +19,35 @@ NOTE = f"# {HIDDEN}: a value that looks like a credential; give it again to reru
 
 # --- names ------------------------------------------------------------------------------------------------------------
 
-_ANYWHERE = (
-    *("password", "passwd", "passphrase", "passcode", "secret", "credential", "cookie", "bearer", "signature", "authorization"),
-    *("apikey", "accesskey", "privatekey", "secretkey", "accesstoken", "authtoken", "sessiontoken", "sessionid", "sessionkey"),
-    "keydata",  # client-key-data of Kubernetes
+_ANYWHERE = re.compile(
+    "|".join(
+        (
+            *(
+                "password",
+                "passwd",
+                "passphrase",
+                "passcode",
+                "secret",
+                "credential",
+                "cookie",
+                "bearer",
+                "signature",
+                "authorization",
+            ),
+            *(
+                "apikey",
+                "accesskey",
+                "privatekey",
+                "secretkey",
+                "accesstoken",
+                "authtoken",
+                "sessiontoken",
+                "sessionid",
+                "sessionkey",
+            ),
+            "keydata",  # client-key-data of Kubernetes
+        )
+    )
 )
 """In a name without separators."""
 _LAST = frozenset(
@@ -61,7 +88,7 @@ def secret_name(name: str) -> bool:
     words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2]) if not word.isdigit()]
     if not words or words[-1] in _ABOUT:
         return False
-    if any(part in "".join(words) for part in _ANYWHERE):
+    if _ANYWHERE.search("".join(words)):
         return True
     if len(words) > 1 and words[-2] in _ORDINARY:
         return False
@@ -105,7 +132,10 @@ _SCHEMES_WITH_USERS = ("ssh", "sftp", "rsync")
 
 def without_password(url: str) -> str:
     """Return a URL, or a text with URLs, with `***` in place of users and passwords."""
-    return _HOST_WITH_USER.sub(f"{HIDDEN}@", _USER.sub(_shown, url)) if "@" in url else url
+    if "@" not in url:
+        return url
+    lines = url.split("\n")  # a user has no space
+    return "\n".join(_HOST_WITH_USER.sub(f"{HIDDEN}@", _USER.sub(_shown, line)) if "@" in line else line for line in lines)
 
 
 def _shown(found: re.Match[str]) -> str:
@@ -129,6 +159,7 @@ _KNOWN = re.compile(
 )
 """Credentials that say so at their start."""
 _SCHEME = r"(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)"
+_IS_SCHEME = re.compile(_SCHEME, re.IGNORECASE)
 _AUTHORIZED = re.compile(rf"(?<![\w-])({_SCHEME}\s+)([\w.~+/=-]{{6,}})", re.IGNORECASE)
 _QUOTED = r'"(?:[^"\\\n]|\\.){0,8192}"' + r"|'[^'\n]{0,8192}'"
 _ESCAPED = r'\\"[^"\\\n]{0,8192}\\"'
@@ -137,14 +168,13 @@ _NAMED = re.compile(
     r"|(?<![\w.-])(?P<field>-{0,2}[A-Za-z][\w.-]{1,127}):(?![:/])\s?"  # name: value, /name:value
     r"|(?<![\w-])(?P<option>--?[A-Za-z][\w.-]{1,127})\s+(?!-)"  # --name value
 )
+_DOT_BEFORE_OPTION = re.compile(r"\.(?=-)")
 _VALUE = re.compile(rf"{_ESCAPED}|{_QUOTED}|{_SCHEME}\s+[^\s\"']+|[^\s\"'&;,)}}\]<>|]+")
 _IN_JSON = re.compile(r'("([\w.-]{1,128})"\s{0,8}:\s{0,8})"((?:[^"\\\n]|\\.){1,8192})"')
-_HEADER = re.compile(
-    r"(?<![\w-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token|auth|secret|session)|[a-z]+-(?:key|token))"
-    r"(?P<sep>\s?:\s?)(?P<value>[^\"'\n\r]+)",
-    re.IGNORECASE,
-)
-_LOGIN_IN_TEXT = re.compile(r"(?<![\w-])(login\s+\S{1,256}\s+password\s+)\S+")
+_HEADER_NAME = r"(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token|auth|secret|session)|[a-z]+-(?:key|token)"
+_IS_HEADER = re.compile(_HEADER_NAME, re.IGNORECASE)
+_HEADER = re.compile(rf"(?<![\w-])(?P<name>{_HEADER_NAME})(?P<sep>\s?:\s?)(?P<value>[^\"'\n\r]+)", re.IGNORECASE)
+_LOGIN_IN_TEXT = re.compile(r"(login(?<![\w-]login)\s+\S{1,256}\s+password\s+)\S+")
 """A line of a .netrc file."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _CHECKSUM = re.compile(r"\w*(?:sha\d+|md5|crc\d*|checksum|digest)[=-]", re.IGNORECASE)
@@ -152,6 +182,8 @@ _LONG_WORD = re.compile(
     r"(?<![\w/+=.-])[A-Za-z0-9_+=-]{24,512}(?![\w/+=-])"
     r"|(?<![\w/+=.])(?:[A-Za-z0-9/+]{40}|[A-Za-z0-9/+]{22,512}={1,2})(?![\w/+=])"
 )
+_LEAST_KNOWN, _LEAST_LONG_WORD = 11, 23
+"""Characters of what `_KNOWN` and `_LONG_WORD` match."""
 _LEAST_CHANGES, _LEAST_CHANGES_OF_BASE64 = 0.43, 0.28
 """Of neighbors, how many differ in kind (upper, lower, digit): 0.62 on average in random text, below 0.3 in identifiers."""
 _BASE64 = re.compile(r"[A-Za-z0-9/+]{40}|[A-Za-z0-9/+]+=+")
@@ -163,11 +195,16 @@ _LONG = 32
 def hidden(text: str) -> str:
     """Return a text with `***` in place of everything that looks like a credential."""
     found = _PEM.sub(HIDDEN, without_password(text)) if "-----BEGIN" in text else without_password(text)
-    found = _LOGIN_IN_TEXT.sub(rf"\1{HIDDEN}", _HEADER.sub(_without_value, found))
-    found = "".join(_without_named_values(found))
-    found = _AUTHORIZED.sub(lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0], found)
+    names = set(
+        NAME.findall("\n".join(set(found.split())))
+    )  # few words of a text are different, and few of these are names of credentials
+    headers, schemes = ({name for name in names if kind.fullmatch(last_word(name))} for kind in (_IS_HEADER, _IS_SCHEME))
+    found = "".join(replaced(found, headers, _HEADER, lambda one: f"{one['name']}{one['sep']}{HIDDEN}"))
+    found = _LOGIN_IN_TEXT.sub(rf"\1{HIDDEN}", found)
+    found = "".join(_without_named_values(found, set(filter(secret_name, names))))
+    found = "".join(replaced(found, schemes, _AUTHORIZED, lambda one: f"{one[1]}{HIDDEN}" if _mixed(one[2]) else one[0]))
     found = _without_known(found)
-    return _LONG_WORD.sub(lambda one: HIDDEN if _random(one[0]) else one[0], found)
+    return in_words(found, _LONG_WORD, _LEAST_LONG_WORD, lambda one: HIDDEN if _random(one[0]) else one[0])
 
 
 def hidden_json(text: str) -> str:
@@ -194,20 +231,21 @@ def credentials_in(values: Any, name: str = "") -> Iterator[str]:
 
 
 def _without_known(text: str) -> str:
-    return _KNOWN.sub(lambda one: HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) and not _words(one[0]) else one[0], text)
+    def shown(one: re.Match[str]) -> str:
+        return HIDDEN if _mixed(one[0].partition("_")[2] or one[0]) and not _words(one[0]) else one[0]
+
+    return in_words(text, _KNOWN, _LEAST_KNOWN, shown)
 
 
-def _without_value(found: re.Match[str]) -> str:
-    return f"{found['name']}{found['sep']}{HIDDEN}"
-
-
-def _without_named_values(text: str) -> Iterator[str]:
+def _without_named_values(text: str, names: Set[str]) -> Iterator[str]:
     """Yield the text in pieces, with `***` for values whose names say that they are credentials."""
     done = 0
-    for found in _NAMED.finditer(text):
-        name = found["assigned"] or found["field"] or found["option"]
-        if found.start() < done or not secret_name(name):  # a value is looked at once, however many names precede it
+    for begin, end in spans_of(text, names, NAME):
+        starts = (begin, *(dot.end() for dot in _DOT_BEFORE_OPTION.finditer(text, begin, end)))
+        found = next(filter(None, (_NAMED.match(text, start) for start in starts)), None)
+        if found is None or found.start() < done:  # a value is looked at once, however many names precede it
             continue
+        name = found["assigned"] or found["field"] or found["option"]
         value = _VALUE.match(text, found.end())
         bare = value[0].strip("\\\"'") if value else ""
         if value is None or not _hides(name, bare):
@@ -228,7 +266,7 @@ def _is_field(name: str, value: str, *, spaced: bool) -> bool:
     words = [word.lower() for word in _WORD.findall(name)]
     if spaced and words[-1] == "pass":
         return False
-    if any(part in "".join(words) for part in _ANYWHERE):
+    if _ANYWHERE.search("".join(words)):
         return len(value) >= _LEAST_LENGTH
     sure = len(words) > 1 or words[-1] not in ("key", "session", "auth")
     return sure and len(value) >= _LEAST_FIELD and _mixed(value) and any(map(str.isalpha, value)) and "." not in value

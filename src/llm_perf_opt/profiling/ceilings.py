@@ -1,6 +1,5 @@
 """Measure this machine's peaks, or read them from the cache, in a separate process."""
 
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from llm_perf_opt.analysis.limits.hardware import devices_of
 from llm_perf_opt.config.passes import label_of
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, nearest
 from llm_perf_opt.core.machine_records import FoundCeilings, ModelLinears, read_ceilings
+from llm_perf_opt.core.processes import module_argv
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, framework, run_pass
@@ -33,7 +33,7 @@ def _measure(
 ) -> FoundCeilings:
     """Run the measuring process with these arguments and return its result."""
     out = folder.ceilings_file
-    argv = [sys.executable, "-m", "llm_perf_opt.runners.measure.ceilings", *words, "--out", str(out)]
+    argv = module_argv("llm_perf_opt.runners.measure.ceilings", *words, "--out", str(out))
     argv += ["--budget-s", str(budget_s)] if budget_s is not None else []
     timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
 

@@ -11,7 +11,6 @@ prof_to_csv(prof, "ops.csv")
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import CaptureError
+from llm_perf_opt.core.processes import module_argv
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.core.stages import DOMAIN
@@ -84,7 +84,7 @@ class NVMLSampler:
         self.unavailable = _unavailable(gpu_count(), self._index)
         with ExitStack() as opened:  # removes the folder if the sampler does not start
             self._folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="llm-perf-")))
-            argv = [sys.executable, "-m", nvml.__name__, "--out", str(self._folder / "samples.jsonl")]
+            argv = module_argv(nvml.__name__, "--out", str(self._folder / "samples.jsonl"))
             argv += ["--interval", str(self._interval_s), "--gpu", "none" if self.unavailable else str(self._index)]
             try:
                 self._sampler = Companion(argv, self._folder / "log.txt", nvml.READY)

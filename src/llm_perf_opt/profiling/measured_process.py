@@ -1,6 +1,5 @@
 """Launch the measured process: unprofiled with the telemetry sampler next to it, or under torch.profiler; or a user's program."""
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import yaml
 
 from llm_perf_opt.config.parallel import devices_used
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
+from llm_perf_opt.core.processes import module_argv
 from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, read_mapping
 from llm_perf_opt.profiling import python_program
@@ -71,7 +71,7 @@ def _start_sampler(capture: Capture) -> Companion | LlmPerfError:
     used = devices_used(capture.config) if capture.config else 1
     wanted = range(capture.device_index, capture.device_index + used)
     gpu = "none" if isinstance(gpus, Missing) or gpus == 0 else ",".join(map(str, wanted))
-    argv = [sys.executable, "-m", nvml.__name__, "--out", str(folder.telemetry_file)]
+    argv = module_argv(nvml.__name__, "--out", str(folder.telemetry_file))
     argv += ["--interval", str(capture.profiling.nvml.interval_s), "--gpu", gpu]
     argv += ["--prometheus", capture.profiling.nvml.prometheus] if capture.profiling.nvml.prometheus else []
     begin_pass(folder, "nvml", argv)

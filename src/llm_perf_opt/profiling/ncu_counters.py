@@ -5,7 +5,6 @@ products and a copy of known size first.
 """
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from llm_perf_opt.analysis.trace.stage_launches import (
 from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.core.machine_records import CounterReport
+from llm_perf_opt.core.processes import module_argv
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage, ncu_range
@@ -335,7 +335,7 @@ class _SelfTestListener:
 def run_selftest(capture: Capture, counting: _Counting) -> None:
     """Count work of known size, write the result to the run folder, and raise a CaptureError if the counts are wrong."""
     folder, names, ncu = capture.folder, roles(counting.metrics.chip), counting.ncu
-    work = [sys.executable, "-m", counter_selftest.__name__, "--device-index", str(capture.device_index)]
+    work = module_argv(counter_selftest.__name__, "--device-index", str(capture.device_index))
     metrics = [*names.tensor_flops, names.dram_read_bytes, names.dram_write_bytes, names.time_ns]
     request = NcuRequest(ranges=[counter_selftest.SELFTEST_RANGE], metrics=metrics, ours=False)
     argv = build_ncu_cmd(ncu, folder.tool_report(NCU_SELFTEST), work, request)

@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.ranks.document import (
     RankStepLine,
     listed_ranks,
 )
+from llm_perf_opt.analysis.ranks.problems import named_ranks
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import (
     Block,
@@ -39,10 +40,12 @@ _NO_CLOCK = Missing("the collectives do not show the offset of its clock")
 _UNKNOWN = Missing("the waiting is known for none of the collectives")
 _TIED = Missing("the last two ranks enter it closer together than the clocks can tell")
 _NO_STRAGGLER = Missing("the last rank is known for none of its collectives")
+_NOT_COMPARED = Missing("no other rank does the same work in the same order")
 _ABOVE_PEAK = Missing(
     "above the link's peak: data moved before the last rank entered, or the switch reduced it (NVLink SHARP), which the factor "
     "of the bus bandwidth does not know"
 )
+_NOT_SHOWN = "the traces do not show why, so that its delay does not include it"
 _NOT_STATED = Missing("the trace does not state it")
 BUDGET = (
     "Computing + waiting + transfer + unsplit + idle = span. Waiting, transfer and unsplit are exposed communication, in "
@@ -98,7 +101,7 @@ def _summary(found: RanksAnalysis) -> list[Block]:
     exposed = sum(line.exposed_comm_ns or 0 for line in found.ranks)
     if not sum(spans):
         return []
-    words = f"Exposed communication is {percent(exposed / sum(spans))} of the time of all ranks: "
+    words = f"Exposed communication is {percent(exposed / sum(spans))} of the time of all ranks"
     parts = [
         f"{percent(sum(known) / sum(spans))} {what}"
         for what, times in (
@@ -108,12 +111,16 @@ def _summary(found: RanksAnalysis) -> list[Block]:
         )
         if (known := [ns for ns, line in zip(times, found.ranks, strict=True) if ns is not None and line.collectives])
     ]
-    words += ", ".join(parts) + "."
+    words += f": {', '.join(parts)}." if parts else "."
     worst = max(found.ranks, key=lambda line: line.newly_late_ns or 0)
     if (worst.newly_late_ns or 0) >= _WORTH_NAMING * (worst.span_ns or 0):
         count = sum(worst.rank in line.ranks and line.wait_ns is not None for line in found.collectives)
         last = f" was the last to enter {worst.last:,} of its {count:,} collectives and" if worst.last else ""
         words += f" Rank {worst.rank}{last} delays the job by {duration(worst.newly_late_ns or 0)}."
+    last_to_begin = max(found.ranks, key=lambda line: line.late_start_ns)
+    if last_to_begin.late_start_ns > _WORTH_NAMING * (last_to_begin.span_ns or 0):
+        cost = duration(last_to_begin.late_start_ns)
+        words += f" That the recorded work of rank {last_to_begin.rank} begins late costs {cost}: {_NOT_SHOWN}."
     return [Paragraph(words)]
 
 
@@ -139,11 +146,31 @@ def _budgets(ranks: Sequence[RankLine]) -> Table:
             cell(line.exposed_comm_ns / line.span_ns, percent) if line.exposed_comm_ns is not None and line.span_ns else nothing,
             _time(None if line.comm_ns is None else line.comm_ns - (line.exposed_comm_ns or 0), nothing),
             waits if line.last is None else count_cell(line.last),
-            _time(line.newly_late_ns, waits),
+            _delay(line, Missing(line.delay_why) if line.delay_why else waits),
         )
+    table.foot += "".join(f" ≥: {words}." for words in _not_included(ranks))
     if len(ranks) > _MOST_RANKS:
         table.foot += f" {len(ranks) - _MOST_RANKS:,} more ranks are in --json."
     return table
+
+
+def _delay(line: RankLine, why: Missing) -> Cell | Missing:
+    """Return the delay, marked if there may be more."""
+    if line.newly_late_ns is None or not (line.delay_why or line.late_start_ns):
+        return _time(line.newly_late_ns, why)
+    return Cell(f"≥ {duration(line.newly_late_ns)}", line.newly_late_ns)
+
+
+def _not_included(ranks: Sequence[RankLine]) -> list[str]:
+    """Return what delays do not include, in words."""
+    known = [line for line in ranks if line.newly_late_ns is not None]
+    reasons = sorted({line.delay_why for line in known if line.delay_why})
+    found = [f"{named_ranks([line.rank for line in known if line.delay_why == why])}, {why}" for why in reasons]
+    started = [line for line in known if line.late_start_ns]
+    costs = ", ".join(duration(line.late_start_ns) for line in started)
+    who = named_ranks([line.rank for line in started])
+    words = f"{who}, recorded work that begins later than that of the others costs {costs}: {_NOT_SHOWN}"
+    return [*found, words] if started else found
 
 
 def _collectives(found: RanksAnalysis, top: int) -> list[Block]:
@@ -268,7 +295,7 @@ def _steps(lines: Sequence[RankStepLine], top: int) -> Table:
             *[cell(ns, duration) for ns in walls],
             _time(line.wait_ns, _UNKNOWN),
             _NO_STRAGGLER if line.straggler is None else count_cell(line.straggler),
-            _time(line.newly_late_ns, _NO_STRAGGLER),
+            _time(line.newly_late_ns, _NO_STRAGGLER if line.straggler is None else _NOT_COMPARED),
             _NO_STRAGGLER if line.straggler is None else _cause(line.cause, ""),
         )
     return table

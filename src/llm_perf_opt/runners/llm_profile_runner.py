@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llm_perf_opt.analysis.overhead import without_profiler_events
 from llm_perf_opt.config.code_settings import Stored, code_settings
 from llm_perf_opt.config.composition import config_from_mapping
@@ -33,6 +31,7 @@ from llm_perf_opt.core.records import Iteration, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import encoded, write_record, write_whole
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.core.yaml_text import invalid_yaml, load_yaml
 from llm_perf_opt.runners.alone import outlive_nsys, requested, shown_errors, write_manifests
 from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send, send_workers
 from llm_perf_opt.runners.clean_records import inputs_record, timings_record
@@ -315,8 +314,8 @@ def run_pass(
 def read_config(path: Path, code: Sequence[str] = ()) -> RunConfig:
     """Return the configuration in a run's config.yaml. `code`: its settings that can run code, as typed."""
     try:
-        values = yaml.safe_load(read_text(path))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        values = load_yaml(read_text(path))
+    except invalid_yaml() as error:
         raise ParseError(f"{path} cannot be read as YAML: {error}") from error
     config = config_from_mapping(values if isinstance(values, dict) else {})
     stored = Stored(path, f"python -m llm_perf_opt.runners.llm_profile_runner --config {shlex.quote(str(path))}", tuple(code))

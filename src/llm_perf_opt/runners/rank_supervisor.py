@@ -22,7 +22,7 @@ from llm_perf_opt.config.parallel import device_of_rank, ranks_of
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from
 from llm_perf_opt.core.inside import PRIVATE, make_folder, open_to_append
-from llm_perf_opt.core.processes import Process, has_ended, is_stopped, start_member
+from llm_perf_opt.core.processes import Process, has_ended, is_stopped, module_argv, start_member
 from llm_perf_opt.core.secrets import concealed, printed_credentials
 from llm_perf_opt.runners.child import MESSAGE_PREFIX, PARENT_VARIABLE, send
 
@@ -89,7 +89,7 @@ def supervise(config: RunConfig, words: Sequence[str], out: Path) -> int:
         ranks: list[Rank] = []
         try:
             for number in range(ranks_of(config)):
-                argv = [sys.executable, "-m", _MODULE, *words, "--rank", str(number), "--meeting", meeting]
+                argv = module_argv(_MODULE, *words, "--rank", str(number), "--meeting", meeting)
                 log = open_to_append(out, out / f"rank{number}.log", PRIVATE)
                 ranks.append(Rank(number, start_member(argv, _environment(config, number)), log))
             send("workers", pids=[rank.child.pid for rank in ranks])

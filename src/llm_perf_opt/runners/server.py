@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import yaml
-
 from llm_perf_opt.config.code_settings import Stored, code_settings
 from llm_perf_opt.config.composition import config_from_mapping
 from llm_perf_opt.config.registry import Declared, load
@@ -22,8 +20,10 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.config.serving import ServerCommand
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.core.missing import Missing
+from llm_perf_opt.core.processes import module_argv
 from llm_perf_opt.core.secrets import hidden_argv, shown_command
 from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.core.yaml_text import load_yaml
 from llm_perf_opt.runners.base import ServerRequest
 from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send
 from llm_perf_opt.runners.cpus import prepare_threads, set_threads
@@ -73,7 +73,7 @@ def _dtype(config: RunConfig) -> str:
 
 def _read_config(path: Path, code: Sequence[str]) -> RunConfig:
     """Return the settings of the run; those of its loads are not the server's. `code`: those that can run code, as typed."""
-    values = yaml.safe_load(read_text(path))
+    values = load_yaml(read_text(path))
     config = config_from_mapping({key: value for key, value in values.items() if key != "serving"})
     Stored(path, f"python -m llm_perf_opt.runners.server --config {path}", tuple(code)).allowed(code_settings(asdict(config)))
     return config
@@ -104,7 +104,7 @@ def main() -> None:
         command = server_command(_read_config(arguments.config, arguments.code), arguments)
     for name, value in command.variables.items():
         os.environ.setdefault(name, value)
-    argv = [sys.executable, "-m", command.module, *command.arguments]
+    argv = module_argv(command.module, *command.arguments)
     send(
         "server",
         argv=hidden_argv(argv),

@@ -19,6 +19,7 @@ import numpy as np
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.inside import inside, make_folder, move, new_folder, open_new, partial_of, remove_if_possible
+from llm_perf_opt.core.proportion import Proportion
 from llm_perf_opt.core.run_folder import encoded
 from llm_perf_opt.core.user_files import literal, parquet_rows, pattern_of, read_bytes
 from llm_perf_opt.traces.events import (
@@ -95,6 +96,10 @@ _NAMES = {"name", "domain", "shapes", "metric", "collective", "process_group", "
 """Columns with indices of names."""
 _HIGHEST_RATIO = 100
 """The size of a table in memory to its file; about 5 in real traces."""
+
+_LEAST_MEMORY = 1 << 30
+"""What reading tables may take in the database, besides 100 times their size."""
+_SQL_TYPES = {"int64": "bigint", "int32": "integer", "uint8": "utinyint", "float64": "double", "bool": "boolean"}
 
 Table = TypeVar("Table", bound=Columns)
 
@@ -301,7 +306,7 @@ def read_tables(folder: Path) -> Trace:
         work, calls = _read(connection, "kernels", DeviceWork), _read(connection, "calls", HostCalls)
         ranges, operators = _read(connection, "ranges", Ranges), _read(connection, "operators", Operators)
         samples, stated = _read(connection, "gpu_metrics", DeviceSamples), _read(connection, "collectives", Collectives)
-        names = [row[0] for row in connection.execute("select name from names order by id").fetchall()]
+        names = _read_names(connection, meta)
     except (duckdb.Error, KeyError, ValueError) as error:
         raise ParseError(f"The tables in {folder} cannot be read: {error}", "Remove the folder.") from error
     finally:
@@ -321,6 +326,16 @@ def _check_sizes(connection: "duckdb.DuckDBPyConnection", folder: Path, meta: _M
         (memory,) = connection.execute(unpacked).fetchone() or (0,)
         if rows > size or memory > _HIGHEST_RATIO * size:
             raise ParseError(f"The tables in {folder} unpack to far more than their size.", "Remove the folder.")
+    # What the files say of themselves may be wrong.
+    connection.execute(f"set memory_limit = '{_LEAST_MEMORY + _HIGHEST_RATIO * sum(size for size, _ in meta.files.values())}B'")
+    connection.execute("set temp_directory = ''")
+
+
+def _read_names(connection: "duckdb.DuckDBPyConnection", meta: _Meta) -> list[Any]:
+    """Return the names. Raise a DisproportionError if they take far more than their file, which may repeat a long one."""
+    rows, size = connection.execute("select count(*), coalesce(sum(strlen(name)), 0)::bigint from names").fetchone() or (0, 0)
+    Proportion().add(meta.files["names.parquet"][0], size, rows)
+    return [row[0] for row in connection.execute("select name::varchar from names order by id::bigint").fetchall()]
 
 
 def _is_valid(trace: Trace) -> bool:
@@ -339,6 +354,7 @@ def _is_valid(trace: Trace) -> bool:
 
 def _read(connection: "duckdb.DuckDBPyConnection", table: str, kind: type[Table]) -> Table:
     _, read = _TABLES[table]
-    found = connection.execute(f"select {read} from {table}").fetchnumpy()  # noqa: S608 - own names
     wanted = kind.none().columns()
+    numbers = ", ".join(f"{name}::{_SQL_TYPES[like.dtype.name]} as {name}" for name, like in wanted.items())  # never texts
+    found = connection.execute(f"select {numbers} from (select {read} from {table})").fetchnumpy()  # noqa: S608 - own names
     return kind(**{name: np.ascontiguousarray(found[name], like.dtype) for name, like in wanted.items()})

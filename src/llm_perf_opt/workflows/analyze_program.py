@@ -36,6 +36,7 @@ from llm_perf_opt.report.document import (
     numbers,
     when_known,
 )
+from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.kernel_tables import all_kernels, kernel_blocks
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.regions import regions_document
@@ -138,7 +139,7 @@ def _output(run: RunReader) -> Maybe[LogEnd]:
 
 
 def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
-    """Write report.md, kernels.md, regions.md and regions.json."""
+    """Write the report, kernels.md, operators.md, ops.csv, regions.md and regions.json."""
     kernels = all_kernels(found.kernels, selftest=found.selftest, notes=found.notes)
     folder.write(folder.kernels_file, render_markdown(kernels).encode())
     if not isinstance(found.operators, Missing):
@@ -148,7 +149,9 @@ def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     if not isinstance(found.regions, Missing):
         folder.write(folder.regions_file, render_markdown(regions_document(found.regions)).encode())
         folder.write_record(folder.regions_json_file, found.regions)
-    folder.write(folder.report_file, render_markdown(program_document(found)).encode())
+    document = program_document(found)
+    folder.write(folder.report_file, render_markdown(document).encode())
+    folder.write(folder.page_file, render_html(document).encode())
 
 
 def report_program(run: RunReader) -> ProgramAnalysis:

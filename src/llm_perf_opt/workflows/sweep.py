@@ -148,7 +148,7 @@ def run_planned(folder: SweepFolder, number: int, run_one: RunOne, code: Sequenc
     stored = stored_sweep(folder, sweep, code, f"llm-perf run --point {shlex.quote(str(folder.path))} {number}")
     check_words(folder, sweep, stored)
     try:
-        enter_project(sweep)
+        enter_project(folder, sweep)
         composed = composed_points(folder, sweep, [number], stored)[number]
     except LlmPerfError as error:
         _leave_failed(folder.point_folder(number), error)
@@ -197,7 +197,7 @@ def run_sweep(folder: SweepFolder, run_one: RunOne, code: Sequence[str] = ()) ->
     sweep = folder.read()
     waiting = waiting_points(folder)
     stored = stored_sweep(folder, sweep, code)
-    enter_project(sweep)
+    enter_project(folder, sweep)
     composed = composed_points(folder, sweep, waiting, stored)
     if waiting:
         require_same_hardware(folder, composed[waiting[0]].config.hardware.device_index)

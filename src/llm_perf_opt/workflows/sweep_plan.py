@@ -5,6 +5,7 @@ The folder may be somebody else's: what can run code is taken from it only if it
 
 import os
 import platform
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,13 +15,22 @@ from llm_perf_opt.config.composition import Composed, check_setting, compose, co
 from llm_perf_opt.config.launchers import LAUNCHER, gpus_of
 from llm_perf_opt.config.schema import LauncherConfig
 from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.inside import leads_inside
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, resume_command
 
 
-def enter_project(sweep: Sweep) -> None:
-    """Make the project of the sweep the working folder."""
+def enter_project(folder: SweepFolder, sweep: Sweep) -> None:
+    """Make the project of the sweep the working folder.
+
+    Raise ConfigError if it is another folder than the current one and the sweep is not in it: a file chooses no folder elsewhere.
+    """
     if sweep.project is None:
         return
+    if not leads_inside(Path(sweep.project), folder.path) and Path(sweep.project).resolve() != Path.cwd():
+        raise ConfigError(
+            f"{folder.path} was started in {sweep.project}, which neither contains it nor is the current folder.",
+            f"If that is your project, change to it: cd {shlex.quote(sweep.project)}",
+        )
     try:
         os.chdir(sweep.project)
     except OSError as error:

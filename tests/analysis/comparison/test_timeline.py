@@ -83,7 +83,7 @@ def test_nothing_that_varies_has_no_posterior() -> None:
     assert posterior(timeline_of(same, same, (0, 1) * 3)) is None
 
 
-@pytest.mark.parametrize(("repeats", "runs"), [(6, 3), (300, 3), (7, 30)])
+@pytest.mark.parametrize(("repeats", "runs"), [(6, 3), (300, 3), (7, 30), (7, 150)])
 def test_any_number_of_runs_and_repeats_is_judged(repeats: int, runs: int) -> None:
     generator = np.random.default_rng(3)
     sides = [[[level * math.exp(0.01 * generator.normal()) for _ in range(repeats)] for _ in range(runs)] for level in (100, 110)]

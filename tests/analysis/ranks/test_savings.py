@@ -9,7 +9,9 @@ import pytest
 from llm_perf_opt.analysis.ranks.excess import _beyond_scatter
 from llm_perf_opt.analysis.ranks.rank_trace import RankFile
 from llm_perf_opt.analysis.ranks.ranks_analysis import analyze_ranks
-from rank_jobs import BASE_NS, LAYOUTS, Job, job, plans, rank_files, simulate
+from llm_perf_opt.report.ranks_document import ranks_document
+from llm_perf_opt.report.terminal import render_text
+from rank_jobs import BASE_NS, LAYOUTS, Delay, Job, Layout, job, plans, rank_files, simulate, with_delays
 
 NAMED = 0.01
 """The least share of its time by which a rank must be behind to be named."""
@@ -68,7 +70,36 @@ def test_causes_of_wrong_delays(name: str, seed: int) -> None:
 def test_a_job_without_delays_names_no_rank(name: str) -> None:
     made = job(name, 1)
     made.span_ns = simulate(made.made)
+    assert not any(line.late_start_ns for line in analyze_ranks(rank_files(made.made), "job").ranks)
     assert max(charged(made).values()) < NAMED * made.span_ns
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_a_late_start_costs_is_told_next_to_the_delay(name: str) -> None:
+    """A host that is late before its first kernel: where no earlier collective shows it, its recording begins later."""
+    made = with_delays(Layout(name, LAYOUTS[name][1], steps=4, layers=3, seed=7), [Delay(1, 0, 1_000_000, on_host=True)])
+    found = analyze_ranks(rank_files(made.made), "job")
+    for line in found.ranks:
+        told = (line.newly_late_ns or 0) + line.late_start_ns
+        assert told == pytest.approx(made.truth_ns.get(line.rank, 0), rel=0.1, abs=SLACK * made.span_ns)
+    begun = [file.trace.first_ns or 0 for file in rank_files(made.made)]
+    assert (found.ranks[1].late_start_ns > 0) == (begun[1] - begun[0] > 500_000)
+    assert ("≥" in render_text(ranks_document(found))) == any(line.late_start_ns or line.delay_why for line in found.ranks)
+
+
+@pytest.mark.parametrize(("name", "alone"), [("pp", [0, 3]), ("tp×pp", []), ("tp", []), ("dp", [])])
+def test_a_stage_that_only_its_own_steps_show_has_at_least_its_delay(name: str, alone: list[int]) -> None:
+    """A first or last stage that is slow in every step; of too few steps, nothing can be told."""
+    for steps in (5, 3):
+        layout = Layout(name, LAYOUTS[name][1], steps=steps, layers=3, seed=7)
+        per_step = sum(call.kind == "kernel" for call in plans(layout)[0].calls) // steps
+        made = with_delays(layout, [Delay(0, step * per_step + 1, 1_000_000, on_host=False) for step in range(steps)])
+        found = analyze_ranks(rank_files(made.made), "job")
+        assert [line.rank for line in found.ranks if line.delay_why] == alone
+        assert [line.rank for line in found.ranks if line.newly_late_ns is None] == (alone if steps < 4 else [])
+        if not alone:
+            assert charged(made)[0] == pytest.approx(made.truth_ns[0], rel=0.1)
+        assert ("≥" in render_text(ranks_document(found))) == bool(alone and steps > 4)
 
 
 @pytest.mark.parametrize("name", ["tp", "dp", "ep", "tp×dp"])

@@ -151,3 +151,30 @@ def test_the_error_names_the_file(tmp_path: Path) -> None:
     error = DisproportionError().of(tmp_path / "a.gz")
     assert isinstance(error, LlmPerfError)
     assert str(tmp_path / "a.gz") in error.fact
+
+
+def compressed(path: Path, column: pa.Array, codec: str) -> Path:
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    batch = pa.record_batch([column], names=["text"])
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, batch.schema, options=options) as stream:
+        stream.write_batch(batch)
+    return path
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("dictionary", [False, True], ids=["values", "dictionary"])
+def test_compressed_buffers_count_before_they_are_unpacked(tmp_path: Path, dictionary: bool, codec: str) -> None:
+    column = pa.array([LONG] * 300)
+    column = pa.DictionaryArray.from_arrays(pa.array([0]), column) if dictionary else column
+    path = compressed(tmp_path / "a.arrow", column, codec)
+    file, before = DataFile("a.arrow", path, "arrow", "all"), pa.total_allocated_bytes()
+    with pytest.raises(ParseError, match=f"more than {HIGHEST_RATIO} times"):
+        count_records(file, ignore)
+    assert pa.total_allocated_bytes() == before
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_usual_compressed_buffers_are_read(tmp_path: Path, codec: str) -> None:
+    column = pa.array([f"text {number} " * 9 for number in range(5000)] + [None])
+    file = DataFile("a.arrow", compressed(tmp_path / "a.arrow", column, codec), "arrow", "all")
+    assert [row["text"] for block in objects(file, BadRecords(skip=True), ignore) for row in block] == column.to_pylist()

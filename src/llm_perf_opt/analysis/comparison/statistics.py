@@ -34,7 +34,7 @@ from dataclasses import replace
 import numpy as np
 
 from llm_perf_opt.analysis.comparison.effects import Effect, Interval, Judgement, Order, Rival, Uncertainty, Verdict, rival
-from llm_perf_opt.analysis.comparison.timeline import posterior, timeline_of
+from llm_perf_opt.analysis.comparison.timeline import MOST_RUNS, posterior, timeline_of
 from llm_perf_opt.analysis.stability import Floats, inflation_of, median, medians, quantile, quarter_spread, stability
 from llm_perf_opt.analysis.stats import student_quantile
 from llm_perf_opt.core.records import Maybe, Missing
@@ -236,7 +236,7 @@ def _effect(
     point = median(sides[1].profile - sides[0].profile)
     runs = len(base), len(new)
     interval: Maybe[Interval]
-    if judgement.timed and are_several(runs) and min(len(run) for run in (*base, *new)) >= LEAST_REPEATS:
+    if judgement.timed and are_several(runs) and sum(runs) <= MOST_RUNS and min(map(len, (*base, *new))) >= LEAST_REPEATS:
         uncertainty = _uncertainty(sides, _inside(sides, inflation), inflation, judgement)
         of_levels = _interval(point, np.asarray([point]), uncertainty, runs)
         point, interval = _from_timeline(base, new, point, judgement)

@@ -26,6 +26,8 @@ MOST_POINTS = 120
 """Longer timelines are reduced to means of consecutive repeats."""
 FEWEST_POINTS = 3
 """Points that a run keeps, however many runs there are."""
+MOST_RUNS = 60
+"""More runs are judged by their levels: time and memory grow with the third power, and so many levels show their spread."""
 _WITHIN = 4.0
 """Repeats further from the median of their run than so many deviations are moved there."""
 _PROCESSES = (0.0, 0.2, 0.5, 1.2, 3.0, 8.0)

@@ -54,6 +54,11 @@ class RankLine(msgspec.Struct, frozen=True):
     """Exposed time in collectives whose waiting is unknown."""
     newly_late_ns: int | None = None
     """What the job would save if the rank took no longer than the others for the same work; None if nothing compares them."""
+    delay_why: str = ""
+    """Why that is unknown, or what it cannot include."""
+    late_start_ns: int = 0
+    """What the job would save if the recorded work of the rank began with that of the others. Traces do not show why it began
+    later: it is not in its delay."""
     why: str = ""
     """Why it has no collectives, or no figures at all."""
     analysis: msgspec.Raw | None = None

@@ -34,6 +34,8 @@ class ProgramExcess:
     """Per rank and event of its chain, in the own time since the previous event; then in what follows the last."""
     lag_ns: list[Int64]
     """Per rank and collective, between what it waited for and its entry."""
+    known: bool = True
+    """Whether there was anything to compare with."""
 
 
 def excess_of(program: Program) -> ProgramExcess:
@@ -76,7 +78,13 @@ def _of_repetitions(chain: Chain, kinds: Int64) -> ProgramExcess:
             before = np.concatenate([[0], np.cumsum(excess)])
             work = np.diff(before[np.append(chain.piece, pieces)], prepend=0)
             return ProgramExcess([work], [lag])
-    return ProgramExcess([nothing], [np.zeros(count, np.int64)])
+    return ProgramExcess([nothing], [np.zeros(count, np.int64)], known=False)
+
+
+def late_starts(began_ns: Int64) -> Int64:
+    """Return how much later than the median of the others each of several ranks began; 0 below what clocks can tell."""
+    late = _excess(began_ns[None, :])[0]
+    return np.where(late > CLOCKS_AGREE_NS, late, 0)
 
 
 def _beyond_scatter(values: Int64, kinds: Int64) -> Int64:

@@ -237,7 +237,9 @@ def _ranks(
                 last=last,
                 late_ns=late,
                 undivided_ns=undivided,
-                newly_late_ns=None if last is None and not saved.known[index] else int(saved.total_ns[index]),
+                newly_late_ns=int(saved.total_ns[index]) if saved.known[index] else None,
+                delay_why=saved.why[index],
+                late_start_ns=int(saved.of_start_ns[index]),
                 why=trace.why,
             )
         )
@@ -319,7 +321,7 @@ def _step(step: str, walls: Sequence[int], lines: Sequence[CollectiveLine]) -> R
         wait_ns=_sum(line.wait_ns for line in lines),
         straggler=straggler,
         late_ns=late[straggler] if straggler is not None else None,
-        newly_late_ns=newly[straggler] if straggler is not None else None,
+        newly_late_ns=_sum(line.newly_late_ns for line in lines if line.last_rank == straggler and line.late_ns is not None),
         cause=worst[1],
     )
 

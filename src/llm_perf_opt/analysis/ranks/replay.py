@@ -16,7 +16,7 @@ from llm_perf_opt.traces.events import Bool, Columns, Int64
 from llm_perf_opt.traces.nesting import NONE
 
 _START = 0
-"""The node that nothing advances: the start of the recording."""
+"""The node that nothing advances: the start of the recording. A rank that began late has a beginning of its own."""
 _PASSES = 4
 """Times of one µs may contradict each other: what does not fit after this many passes is taken not to advance."""
 
@@ -33,6 +33,8 @@ class Line:
     offset_ns: int
     collective: Int64
     """Per collective, its number in the job: the same on all ranks that take part."""
+    late_start_ns: int = 0
+    """How much later than the others the rank began."""
 
     @property
     def late(self) -> bool:
@@ -42,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Advances:
-    """How much earlier things happen without the excess of each late rank (a column each)."""
+    """How much earlier things happen without the excess of each late rank, and without the late start of each (a column each)."""
 
     of_end_ns: Int64
     """Per rank, the end of its job."""
@@ -69,18 +71,22 @@ def replay(lines: Sequence[Line], jobs: Sequence[int]) -> Advances:
     for line in lines:
         np.maximum.at(entered, line.collective, line.chain.start_ns - line.offset_ns)
     columns = np.cumsum([line.late for line in lines]) - 1
+    starters = [place for place, line in enumerate(lines) if line.late_start_ns]
     ended = {job: max(_end(line) for line, of in zip(lines, jobs, strict=True) if of == job) for job in set(jobs)}
     parts, keys, first = [], [np.full(1, np.iinfo(np.int64).min), entered], 1 + count
     ends = {job: at for at, job in enumerate(ended)}
     total = first + sum(len(_resumptions(line.chain)[0]) for line in lines)
-    for line, job, column in zip(lines, jobs, columns.tolist(), strict=True):
-        made, moments = _edges_of(line, int(first), entered, (total + ends[job], ended[job]), column)
+    begin = {place: total + len(ends) + number for number, place in enumerate(starters)}
+    for place, (line, job, column) in enumerate(zip(lines, jobs, columns.tolist(), strict=True)):
+        nodes = int(first), begin.get(place, _START)
+        made, moments = _edges_of(line, nodes, entered, (total + ends[job], ended[job]), column)
         parts.append(made)
         keys.append(moments - line.offset_ns)
         first += len(moments)
-    keys.append(np.full(len(ends), np.iinfo(np.int64).max))
+    keys += [np.full(len(ends), np.iinfo(np.int64).max), np.full(len(begin), np.iinfo(np.int64).min)]
+    parts.append(_of_starts([lines[place] for place in starters], total + len(ends), int(columns[-1]) + 1))
     whole = {name: np.concatenate([part.columns()[name] for part in parts]) for name in parts[0].columns()}
-    found = _advance(_Edges(**whole), np.concatenate(keys), int(columns[-1]) + 1)
+    found = _advance(_Edges(**whole), np.concatenate(keys), int(columns[-1]) + 1 + len(starters))
     return Advances(found[[total + ends[job] for job in jobs]], found[1 : 1 + count])
 
 
@@ -95,9 +101,17 @@ def _resumptions(chain: Chain) -> tuple[Int64, Int64]:
     return waits[new], np.cumsum(new) - 1
 
 
-def _edges_of(line: Line, first: int, entered: Int64, end: tuple[int, int], column: int) -> tuple[_Edges, Int64]:
-    """Return the edges to the nodes of a rank, and when its work resumes. `first` is the number of its first resumption."""
-    chain, parts = line.chain, []
+def _of_starts(starters: Sequence[Line], first: int, column: int) -> _Edges:
+    """Return the edges to the beginnings of ranks that began late; `first` and `column` are those of the first of them."""
+    numbers, nothing = np.arange(len(starters)), np.zeros(len(starters), np.int64)
+    return _Edges(
+        first + numbers, nothing, nothing, np.array([line.late_start_ns for line in starters], np.int64), column + numbers
+    )
+
+
+def _edges_of(line: Line, nodes: tuple[int, int], entered: Int64, end: tuple[int, int], column: int) -> tuple[_Edges, Int64]:
+    """Return the edges to the nodes of a rank, and when its work resumes. `nodes`: its first resumption, its beginning."""
+    chain, (first, begin), parts = line.chain, nodes, []
     resumed, moment = _resumptions(chain)
     waits, gain = np.flatnonzero(chain.is_wait), np.cumsum(line.work_ns)
     needed = chain.place[waits]
@@ -105,7 +119,7 @@ def _edges_of(line: Line, first: int, entered: Int64, end: tuple[int, int], colu
     np.maximum.at(base, moment, chain.end_ns[needed])
     # the work before each event began at the resumption before it
     before = np.searchsorted(resumed, np.arange(len(chain.place) + 1)) - 1
-    source = np.where(before < 0, _START, first + before)
+    source = np.where(before < 0, begin, first + before)
     gained = gain - np.where(before < 0, 0, gain[resumed[before]] if len(resumed) else 0)
 
     def add(node: Int64, source: Int64, slack: Int64, gain: Int64) -> None:

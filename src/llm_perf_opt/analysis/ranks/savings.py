@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.ranks.excess import excess_of
+from llm_perf_opt.analysis.ranks.excess import excess_of, late_starts
 from llm_perf_opt.analysis.ranks.programs import Chain, key_of, programs
 from llm_perf_opt.analysis.ranks.rank_trace import NameIndex, RankTrace
 from llm_perf_opt.analysis.ranks.replay import Line, replay
 from llm_perf_opt.traces.events import Bool, Int64
 from llm_perf_opt.traces.nesting import NONE
 
+_NO_OTHER = "no other rank runs the same program: what is slow in every step is not seen"
+_NO_STEPS = "no other rank runs the same program, and fewer than four of its steps are alike"
+_NO_PROGRAM = "its collectives do not correspond to those of the other ranks"
 _Compared = tuple[Chain, Int64, Int64]
 """A rank and its excess: in its work, and before its entries."""
 
@@ -45,7 +48,11 @@ class Savings:
     total_ns: Int64
     """Per rank, of the time of the job."""
     known: Bool
-    """Per rank, whether any of its collectives could be compared with those of others."""
+    """Per rank, whether any of its collectives could be compared with those of others, and its work with other work."""
+    why: list[str]
+    """Per rank, why that is not so, or what is not seen; empty if all is."""
+    of_start_ns: Int64
+    """Per rank, what it would save if its recorded work began with that of the others. Not in its total."""
     parts_ns: list[Int64]
     """Per meeting: per collective and rank, the part of the rank's total that arose since its previous collective; -1 if
     no other rank did the same work in the same order, unless the rank's own other times show it."""
@@ -55,26 +62,36 @@ def savings(ranks: Sequence[RankTrace], offsets: Sequence[int], meetings: Sequen
     """Return what removing the excess of each rank would save. `offsets` put the ranks on one clock."""
     total, parts = np.zeros(len(ranks), np.int64), [np.zeros(meeting.rows.shape, np.int64) for meeting in meetings]
     compared: list[_Compared] = []
+    joined = _joined(len(ranks), meetings)
+    known, starts = np.zeros(len(ranks), np.bool_), np.zeros(len(ranks), np.int64)
+    why = [_NO_PROGRAM if has else "" for has in joined.tolist()]
     for program in programs(ranks, _keys(ranks, meetings), _beginnings(ranks, offsets)):
-        excess = excess_of(program)
+        excess, mine = excess_of(program), [chain.index for chain in program.chains]
+        known[mine] = excess.known & joined[mine]
+        for index in mine:
+            why[index] = "" if len(mine) > 1 or not joined[index] else _NO_OTHER if excess.known else _NO_STEPS
+        if len(mine) > 1 and all(ranks[index].first_ns is not None for index in mine):
+            starts[mine] = late_starts(np.array([(ranks[index].first_ns or 0) - offsets[index] for index in mine]))
         if len(program.chains) == 1 or any((np.diff(chain.start_ns) < 0).any() for chain in program.chains):
             for chain in program.chains:
                 _set_unknown(chain.index, meetings, parts)
         compared += zip(program.chains, excess.work_ns, excess.lag_ns, strict=True)
-    known = _compared(len(ranks), meetings)
-    lines = _numbered(compared, offsets, meetings)
+    lines, of_starts = _numbered(compared, offsets, meetings, starts), np.zeros(len(ranks), np.int64)
     late = [place for place, line in enumerate(lines) if line.late]
-    if late:
+    starters = [place for place, line in enumerate(lines) if line.late_start_ns]
+    if late or starters:
         advances = replay(lines, _jobs(lines, meetings))
         for column, place in enumerate(late):
             line = lines[place]
             index = line.chain.index
             total[index] = advances.of_end_ns[place, column]
             _set_parts(line, advances.of_collectives_ns[line.collective, column], int(total[index]), meetings, parts)
-    return Savings(total, known, parts)
+        for column, place in enumerate(starters, len(late)):
+            of_starts[lines[place].chain.index] = advances.of_end_ns[place, column]
+    return Savings(total, known, why, of_starts, parts)
 
 
-def _compared(count: int, meetings: Sequence[Meeting]) -> Bool:
+def _joined(count: int, meetings: Sequence[Meeting]) -> Bool:
     joined = [index for meeting in meetings if meeting.joined.any() for index in meeting.ranks.tolist()]
     return np.isin(np.arange(count), joined)
 
@@ -108,7 +125,7 @@ def _keys(ranks: Sequence[RankTrace], meetings: Sequence[Meeting]) -> list[Int64
     return keys
 
 
-def _numbered(compared: Sequence[_Compared], offsets: Sequence[int], meetings: Sequence[Meeting]) -> list[Line]:
+def _numbered(compared: Sequence[_Compared], offsets: Sequence[int], meetings: Sequence[Meeting], starts: Int64) -> list[Line]:
     """Return the ranks with the numbers of their collectives. What is not matched is of one rank alone."""
     places, numbers = {}, {}
     for chain, _, _ in compared:
@@ -132,7 +149,7 @@ def _numbered(compared: Sequence[_Compared], offsets: Sequence[int], meetings: S
         alone = np.flatnonzero(mine == NONE)
         mine[alone] = total + np.arange(len(alone))
         total += len(alone)
-        found.append(Line(chain, work, lag, offsets[chain.index], mine))
+        found.append(Line(chain, work, lag, offsets[chain.index], mine, int(starts[chain.index])))
     return found
 
 

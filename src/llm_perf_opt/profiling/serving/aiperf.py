@@ -5,6 +5,7 @@ from pathlib import Path
 
 from llm_perf_opt.config.serving import Generator, LoadRequest
 from llm_perf_opt.core.inside import make_folder
+from llm_perf_opt.core.processes import RUN_MODULE
 
 FILE = "profile_export.jsonl"
 """Its records, one request per line."""
@@ -49,7 +50,7 @@ GENERATOR = Generator(
     name="aiperf",
     label="AIPerf",
     program="aiperf",
-    launch=("-m", "aiperf"),
+    launch=("-c", RUN_MODULE, "aiperf"),
     package="aiperf",
     folders=(".venv-aiperf",),
     install="python3 -m venv .venv-aiperf && .venv-aiperf/bin/pip install aiperf==0.13.0",

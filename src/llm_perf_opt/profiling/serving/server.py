@@ -3,7 +3,6 @@
 import os
 import queue
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
+from llm_perf_opt.core.processes import module_argv
 from llm_perf_opt.profiling.serving.http import ask
 from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished, error_in, run_child, verdict
 from llm_perf_opt.profiling.vendor.logs import program_output
@@ -148,7 +148,7 @@ def last_lines(log: Path, count: int = _LAST_LINES) -> str:
 
 def runner_argv(config: Path, folder: Path, port: int, traces: Path | None, spans: str, code: Sequence[str] = ()) -> list[str]:
     """Return the command of the process that runs an engine's server. `code`: settings that can run code, as typed."""
-    argv = [sys.executable, "-m", "llm_perf_opt.runners.server", "--config", str(config), "--folder", str(folder)]
+    argv = module_argv("llm_perf_opt.runners.server", "--config", str(config), "--folder", str(folder))
     argv += ["--port", str(port)]
     argv += ["--traces", str(traces)] if traces else []
     argv += ["--spans", spans] if spans else []

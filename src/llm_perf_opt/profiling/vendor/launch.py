@@ -5,7 +5,6 @@ import re
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -15,7 +14,7 @@ from typing import Any, Literal, overload
 
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted, words_of
 from llm_perf_opt.core.inside import PRIVATE, disk_error, open_new, open_to_append
-from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, SHORT_GRACE_S, end
+from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, SHORT_GRACE_S, end, module_argv
 from llm_perf_opt.core.secrets import printed_credentials
 from llm_perf_opt.profiling.vendor.child import (
     MARK,
@@ -66,7 +65,7 @@ def child_environment() -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONSAFEPATH": "1",  # since Python 3.11; before, `llm_perf_opt` leaves the working folder out when it is imported
+        "PYTHONSAFEPATH": "1",
         PARENT_VARIABLE: str(os.getpid()),
     }
     return {**os.environ, **fixed}
@@ -391,10 +390,10 @@ def build_work_argv(*places: Any, **named: Any) -> list[str]:
 
 
 def _module_argv(module: str, overrides: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", module, *overrides]
+    return module_argv(module, *overrides)
 
 
 def _pass_argv(config: Path, settings: str, out: Path, decode_steps: int | None = None) -> list[str]:
     module = "llm_perf_opt.runners.llm_profile_runner"
-    argv = [sys.executable, "-m", module, "--config", str(config), "--pass", settings, "--out", str(out)]
+    argv = module_argv(module, "--config", str(config), "--pass", settings, "--out", str(out))
     return argv if decode_steps is None else [*argv, "--decode-steps", str(decode_steps)]

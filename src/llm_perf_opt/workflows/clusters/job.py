@@ -1,16 +1,15 @@
 """What runs on a node of a cluster: one point of a sweep, as a process of its own. Loads nothing heavy."""
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_perf_opt.core.processes import LAUNCHER_PID, become, run_logged
+from llm_perf_opt.core.processes import LAUNCHER_PID, become, module_argv, run_logged
 
 
 def point_argv(sweep: Path, number: int, code: Sequence[str] = ()) -> list[str]:
     """Return the command of a point, for the interpreter of this process. `code`: settings that can run code, as typed."""
-    return [sys.executable, "-m", "llm_perf_opt", "run", "--quiet", "--point", str(sweep), str(number), *code]
+    return module_argv("llm_perf_opt", "run", "--quiet", "--point", str(sweep), str(number), *code)
 
 
 def become_point(sweep: str, number: int, code: Sequence[str] = ()) -> None:
@@ -18,11 +17,11 @@ def become_point(sweep: str, number: int, code: Sequence[str] = ()) -> None:
     become(point_argv(Path(sweep), number, code))
 
 
-def run_point(sweep: str, number: int, log: str, code: Sequence[str] = ()) -> int:
-    """Run a point to its end and return its exit code. It ends with this process, and if this process is interrupted."""
+def run_point(sweep: str, number: int, log: str, code: Sequence[str], folder: str) -> int:
+    """Run a point to its end in a folder and return its exit code. It ends with this process, and if that is interrupted."""
     environment = {**os.environ, LAUNCHER_PID: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     argv = point_argv(Path(sweep), number, code)
-    return run_logged(argv, folder=Path(sweep), environment=environment, log=Path(log))
+    return run_logged(argv, folder=Path(folder), environment=environment, log=Path(log))
 
 
 class Lease:

@@ -117,7 +117,8 @@ class _Tasks:
             **self._launcher.extra,
         }
         task = self._ray.remote(run_point).options(**options)
-        return task.remote(str(self._folder.path), number, f"{self._place}/point-{number:03d}.log", self._code)
+        log, project = f"{self._place}/point-{number:03d}.log", self._folder.read().project
+        return task.remote(str(self._folder.path), number, log, self._code, project or str(self._folder.path))
 
     def _end(self, task: Any, number: int, say: Say) -> list[str]:
         try:

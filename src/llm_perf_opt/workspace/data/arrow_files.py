@@ -1,5 +1,6 @@
 """Read Arrow files saved by Hugging Face datasets, batch by batch."""
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,9 @@ def _batches(path: Path, advance: Advance) -> Iterator[Any]:
     with _reading(path):
         import pyarrow as pa
 
+        with pa.memory_map(str(path)) as mapped:  # what is not compressed is not read
+            for message in pa.ipc.MessageReader.open_stream(mapped):
+                _check_compression(message)
         done, proportion, size = 0, Proportion(STREAM_RATIO_COUNTS_FROM_BYTES), path.stat().st_size
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
             for batch in stream:
@@ -58,6 +62,61 @@ def _batches(path: Path, advance: Advance) -> Iterator[Any]:
                 yield batch
                 advance(file.tell() - done)
                 done = file.tell()
+
+
+def _check_compression(message: Any) -> None:
+    """Raise a DisproportionError if unpacking a message takes far more memory than its size: all of it is unpacked at once."""
+    kind = message.type
+    if kind not in (_BATCH, _DICTIONARY):
+        return
+    batch = _Table(memoryview(message.metadata)).table(_HEADER_FIELD)
+    if kind == _DICTIONARY:
+        batch = batch.table(_DATA_FIELD)
+    if not batch.at(_COMPRESSION_FIELD):
+        return
+    body, unpacked = memoryview(message.body), 0
+    for start, length in batch.pairs(_BUFFERS_FIELD):
+        unpacked += max(0, *_INT64.unpack_from(body, start)) if length else 0  # -1: this buffer is not compressed
+    Proportion(STREAM_RATIO_COUNTS_FROM_BYTES).add(len(body), unpacked)
+
+
+_BATCH, _DICTIONARY = "record batch", "dictionary"
+_HEADER_FIELD, _DATA_FIELD, _BUFFERS_FIELD, _COMPRESSION_FIELD = 2, 1, 2, 3
+"""Of Message, DictionaryBatch and RecordBatch in Message.fbs of Apache Arrow, whose Python package does not show them."""
+_INT64 = struct.Struct("<q")
+
+
+class _Table:
+    """A table of a FlatBuffer, which Arrow has verified."""
+
+    def __init__(self, data: memoryview, at: int | None = None) -> None:
+        self._data = data
+        self._at = self._number("<I", 0) if at is None else at
+
+    def _number(self, form: str, at: int) -> int:
+        return int(struct.unpack_from(form, self._data, at)[0])
+
+    def at(self, field: int) -> int:
+        """Return where a field is; 0 if the table does not have it."""
+        layout = self._at - self._number("<i", self._at)
+        place = 4 + 2 * field
+        inner = self._number("<H", layout + place) if place < self._number("<H", layout) else 0
+        return self._at + inner if inner else 0
+
+    def table(self, field: int) -> "_Table":
+        """Return the table in a field."""
+        return _Table(self._data, self._follow(field))
+
+    def pairs(self, field: int) -> Iterator[tuple[int, int]]:
+        """Yield the pairs of 64-bit numbers in a list."""
+        start = self._follow(field)
+        yield from struct.iter_unpack("<qq", self._data[start + 4 : start + 4 + 16 * self._number("<I", start)])
+
+    def _follow(self, field: int) -> int:
+        at = self.at(field)
+        if not at:
+            raise ParseError("The Arrow file has a message without content.", "The file is damaged.")
+        return at + self._number("<I", at)
 
 
 @contextmanager
@@ -73,7 +132,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except DisproportionError as error:
         raise error.of(path) from error
-    except (pa.ArrowException, OSError, MemoryError) as error:
+    except (pa.ArrowException, OSError, MemoryError, struct.error) as error:
         raise ParseError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}", "The file is damaged.") from error
 
 

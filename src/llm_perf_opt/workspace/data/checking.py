@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import yaml
-
 from llm_perf_opt.config.composition import option_root
 from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.core.yaml_text import invalid_yaml, load_yaml
 from llm_perf_opt.workspace.data.formats import INDEX_SUFFIX, DataFile, data_files
 from llm_perf_opt.workspace.data.inventory import (
     Advance,
@@ -162,11 +161,11 @@ def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
     """Yield the problems of the Hydra option, which must exist and name this folder."""
     path = option_file(conf, folder.name)
     try:
-        values = yaml.safe_load(read_bytes(path))
+        values = load_yaml(read_bytes(path))
     except FileNotFoundError:
         yield f"{path} is missing: dataset={folder.name} cannot be selected"
         return
-    except (yaml.YAMLError, OSError, ValueError, RecursionError):
+    except invalid_yaml():
         yield f"{path} cannot be read as YAML"
         return
     root = values.get("root") if isinstance(values, dict) else None

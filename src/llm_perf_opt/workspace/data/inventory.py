@@ -17,7 +17,7 @@ from llm_perf_opt import __version__
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.core.user_files import check_ordinary, open_ordinary, read_bytes
-from llm_perf_opt.core.value_limits import check_plain
+from llm_perf_opt.core.yaml_text import invalid_yaml, load_yaml
 from llm_perf_opt.workspace.data.formats import Format, suffix_of
 from llm_perf_opt.workspace.data.layout import dangling
 
@@ -219,12 +219,10 @@ def write_metadata(root: Path, path: Path, metadata: DatasetMetadata | VariantMe
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, with dates as text, or raise a ParseError."""
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        found = yaml.load(read_bytes(path), Loader=loader)  # noqa: S506 - a safe loader
-        check_plain(found, MOST_FACTS)
+        found = load_yaml(read_bytes(path), MOST_FACTS)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "Restore it, or remove the folder and add the dataset again.") from error
-    except (yaml.YAMLError, OSError, ValueError, RecursionError, AttributeError) as error:  # AttributeError: an invalid date
+    except invalid_yaml() as error:
         raise _unreadable(path, error) from error
     if not isinstance(found, dict):
         raise ParseError(f"{path} cannot be read: it is not a mapping.", "Write one fact per line, such as `name: NAME`.")

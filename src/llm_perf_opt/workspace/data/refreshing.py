@@ -13,6 +13,7 @@ from llm_perf_opt.core.file_lock import changing
 from llm_perf_opt.core.inside import root_of
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.core.yaml_text import invalid_yaml, load_yaml
 from llm_perf_opt.workspace.data.formats import INDEX_SUFFIX, data_files
 from llm_perf_opt.workspace.data.inventory import (
     DatasetMetadata,
@@ -149,8 +150,8 @@ def _completed(path: Path, found: FilledIn) -> str:
     block = yaml.safe_dump({FILLED_IN: dataclasses.asdict(found)}, sort_keys=False, allow_unicode=True, width=130)
     after = with_block(before, block, YAML_MARKS, str(path))
     try:
-        now_stated = yaml.safe_load(after)
-    except yaml.YAMLError:
+        now_stated = load_yaml(after)
+    except invalid_yaml():
         now_stated = None
     if not isinstance(now_stated, dict) or {str(key) for key in now_stated} != {*stated, FILLED_IN}:
         raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.core.urls import parsed_url, without_password
+from llm_perf_opt.core.yaml_text import check_yaml, invalid_yaml
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -214,8 +215,9 @@ def _parsed(text: str, where: str) -> Any:
             return dict(super().construct_mapping(node, deep))
 
     try:
+        check_yaml(text)
         return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+    except invalid_yaml() as error:
         raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())[:300]}.", "Fix the file at this line.") from error
 
 
