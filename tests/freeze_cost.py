@@ -95,13 +95,8 @@ def figures(case: Figures) -> Figures:
     """Return everything that the cost model says of a model."""
     architecture = architecture_of(case["config"], decoder_only=case["decoder_only"])
     vision = None if case["decoder_only"] else vision_of(case["config"])
-    names = [name for name in FORMATS if architecture.has_latent_attention or FORMATS[name]["mla"] == "reexpand"]
-    found: Figures = {
-        "params": architecture.params,
-        "active_params": architecture.active_params,
-        "formats": {name: _sizes_and_steps(architecture, name) for name in names},
-        "linear_layers": _linear_layers(architecture, STEPS[PREFILL]),
-    }
+    names = _names(architecture)
+    found = text_figures(architecture)
     if vision:
         size = case["image_size"] and tuple(case["image_size"])
         requests = [(ImageRequest(images, size, case["image_tiles"]), sequences) for images in IMAGES for sequences in SEQUENCES]
@@ -112,6 +107,23 @@ def figures(case: Figures) -> Figures:
         found["plans"] = {name: _devices(architecture, Plan(**sizes), names) for name, sizes in PLANS.items()}
     plain: Figures = json.loads(json.dumps(found))
     return plain
+
+
+def text_figures(architecture: Architecture) -> Figures:
+    """Return the figures of a model on one device, without images."""
+    found: Figures = {
+        "params": architecture.params,
+        "active_params": architecture.active_params,
+        "formats": {name: _sizes_and_steps(architecture, name) for name in _names(architecture)},
+        "linear_layers": _linear_layers(architecture, STEPS[PREFILL]),
+    }
+    plain: Figures = json.loads(json.dumps(found))
+    return plain
+
+
+def _names(architecture: Architecture) -> list[str]:
+    """Return the formats that make a difference for the model."""
+    return [name for name in FORMATS if architecture.has_latent_attention or FORMATS[name]["mla"] == "reexpand"]
 
 
 def _sizes_and_steps(architecture: Architecture, name: str) -> Figures:

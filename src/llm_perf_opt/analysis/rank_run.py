@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.cost_model.communication import stage_collectives
-from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.cost_model.families import architecture_that_ran
 from llm_perf_opt.analysis.cost_model.sharding import Plan, check_plan, device_stages
 from llm_perf_opt.analysis.cost_model.work import Logits, Step
 from llm_perf_opt.analysis.limits.efficiency import formats_of
@@ -90,7 +90,7 @@ def _cost(timings: CleanTimings, size: int, traces: Maybe[RanksAnalysis]) -> May
     if size < 2:
         return Missing("the number of ranks is not known")
     try:
-        architecture = architecture_of(timings.model.architecture)
+        architecture = architecture_that_ran(timings.model)
         check_plan(architecture, plan)
     except ConfigError as error:
         return Missing(f"no cost model: {error.fact}")

@@ -69,6 +69,10 @@ class ModelFacts:
     """None in older runs, which did not record it."""
     substages: dict[str, str] = field(default_factory=dict)
     """The timed sub-stages: name → path of the submodule. Empty in older runs."""
+    counted: dict[str, Any] | None = None
+    """The operators of the model, counted after the measurement; None where its model_type has formulas, or with `uncounted`."""
+    uncounted: str = ""
+    """Why the operators could not be counted."""
 
 
 @dataclass(frozen=True)

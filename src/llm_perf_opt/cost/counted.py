@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.cost.forms import NOTHING, Form
 
 Kind = Literal["product", "experts", "attention", "rows", "read", "cache", "state", "other"]
@@ -54,8 +55,17 @@ class Operator:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Operator":
-        """Return the operator that `to_json` described."""
-        return Operator(**{name: Form.from_json(value) if isinstance(value, dict) else value for name, value in values.items()})
+        """Return the operator that `to_json` described; raise a ValueError or TypeError for anything else."""
+        given: Any = {name: Form.from_json(value) if isinstance(value, dict) else value for name, value in values.items()}
+        found = Operator(**given)
+        if found.kind not in get_args(Kind) or not isinstance(found.module, str) or not isinstance(found.component, str):
+            raise ValueError("an operator of no known kind")
+        numbers = [getattr(found, entry.name) for entry in fields(found) if entry.type is int or entry.name == "window"]
+        if any(type(number) is not int or number < 0 for number in numbers if number is not None):
+            raise ValueError("a size that is not a whole number")
+        if not isinstance(found.rows, Form) or not isinstance(found.flops, Form) or not isinstance(found.causal, bool):
+            raise ValueError("an operator without a form")
+        return found
 
 
 @dataclass(frozen=True)
@@ -94,3 +104,30 @@ class CountedModel:
             if operator.kind == "experts"
         )
         return self.params - idle
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "model_type": self.model_type,
+            "params": self.params,
+            "kinds": [[operator.to_json() for operator in kind] for kind in self.kinds],
+            "layers": list(self.layers),
+            "outside": [operator.to_json() for operator in self.outside],
+            "unknown": dict(self.unknown),
+            "guessed": list(self.guessed),
+        }
+
+    @staticmethod
+    def from_json(values: Any) -> "CountedModel":
+        """Return the model that `to_json` described; raise a ConfigError for anything else."""
+        try:
+            kinds = tuple(tuple(map(Operator.from_json, kind)) for kind in values["kinds"])
+            layers = tuple(values["layers"])
+            if any(type(number) is not int or not 0 <= number < len(kinds) for number in layers):
+                raise ValueError("a layer of no known kind")
+            unknown = {str(name): int(calls) for name, calls in values["unknown"].items()}
+            outside = tuple(map(Operator.from_json, values["outside"]))
+            params, guessed = int(values["params"]), tuple(map(str, values["guessed"]))
+            return CountedModel(str(values["model_type"]), kinds, layers, outside, params, unknown, guessed)
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise ConfigError(f"The counted operators of the model cannot be read: {error}.", "The file was edited.") from error

@@ -10,17 +10,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from fractions import Fraction
 from inspect import signature
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from llm_perf_opt.core.errors import ConfigError, LlmPerfError
-from llm_perf_opt.cost.forms import Form, Sequences, fitted
+from llm_perf_opt.cost.forms import Sequences
 from llm_perf_opt.cost.operators import attention_flops, flops_of
 
 if TYPE_CHECKING:
@@ -135,7 +133,9 @@ class _Recorder(TorchDispatchMode):
         if self._gather(short, args, output):
             return output
         shapes = [tuple(value.shape) if isinstance(value, torch.Tensor) else () for value in args]
-        flops = flops_of(short, shapes, tuple(output.shape) if isinstance(output, torch.Tensor) else ()) if namespace == "aten" else 0
+        flops = (
+            flops_of(short, shapes, tuple(output.shape) if isinstance(output, torch.Tensor) else ()) if namespace == "aten" else 0
+        )
         if flops is None or (namespace != "aten" and "attn" in short):
             self.counted.unknown[name] += 1
             flops = 0
@@ -377,9 +377,7 @@ def _repeated(layers: Sequence[Any]) -> dict[int, int]:
     groups: dict[str, list[int]] = defaultdict(list)
     for number, layer in enumerate(layers):
         groups[repr(_settings(layer))].append(number)
-    return {
-        number: members[0] for members in groups.values() if len(members) >= _LEAST_REPEATED for number in members[1:-1]
-    }
+    return {number: members[0] for members in groups.values() if len(members) >= _LEAST_REPEATED for number in members[1:-1]}
 
 
 def _keeper(outputs: dict[int, Any], number: int) -> Callable[..., None]:

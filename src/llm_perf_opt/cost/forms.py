@@ -26,17 +26,20 @@ class NoForm(LlmPerfError):
     """Counted figures do not follow any of the known functions."""
 
 
-def term_values(sequences: Sequences, block: int = 1) -> dict[Term, int]:
-    """Return the value of each term; with a block, new tokens count in whole blocks, as chunked scans process them."""
+def term_values(sequences: Sequences, block: int = 1, times: int = 1) -> dict[Term, int]:
+    """Return the value of each term for `times` such groups of sequences.
+
+    With a block, new tokens count in whole blocks, as chunked scans process them.
+    """
     padded = [(-(-new // block) * block, cached) for new, cached in sequences]
     return {
         "step": 1,
         "longest": max((new for new, _ in padded), default=0),
-        "sequence": len(padded),
-        "new": sum(new for new, _ in padded),
-        "cached": sum(cached for _, cached in padded),
-        "new²": sum(new * new for new, _ in padded),
-        "new×cached": sum(new * cached for new, cached in padded),
+        "sequence": times * len(padded),
+        "new": times * sum(new for new, _ in padded),
+        "cached": times * sum(cached for _, cached in padded),
+        "new²": times * sum(new * new for new, _ in padded),
+        "new×cached": times * sum(new * cached for new, cached in padded),
     }
 
 
@@ -57,12 +60,12 @@ class Form:
         """Return a form of terms that are plain words."""
         return Form(tuple((term, Fraction(coefficients[term])) for term in TERMS if coefficients.get(term)), block)
 
-    def __call__(self, sequences: Sequences) -> int:
-        """Return the figure of a step."""
+    def __call__(self, sequences: Sequences, times: int = 1) -> int:
+        """Return the figure of a step of `times` such groups of sequences."""
         if self.chunk is not None and self.decode is not None:
             pieces = zip((replace(self, chunk=None, decode=None), self.chunk, self.decode), _pieces(sequences), strict=True)
-            return sum(form(own) for form, own in pieces if own)
-        values = term_values(sequences, self.block)
+            return sum(form(own, times) for form, own in pieces if own)
+        values = term_values(sequences, self.block, times)
         found = sum((coefficient * values[term] for term, coefficient in self.coefficients), Fraction(0))
         return int(found) if found.denominator == 1 else round(found)
 
@@ -91,7 +94,9 @@ class Form:
     def from_json(values: Mapping[str, object]) -> "Form":
         """Return the form that `to_json` described."""
         found = tuple((term, Fraction(str(values[term]))) for term in TERMS if term in values)
-        pieces = [Form.from_json(piece) if isinstance(piece := values.get(name), Mapping) else None for name in ("chunk", "decode")]
+        pieces = [
+            Form.from_json(piece) if isinstance(piece := values.get(name), Mapping) else None for name in ("chunk", "decode")
+        ]
         return Form(found, int(str(values.get("block", 1))), *pieces)
 
 
@@ -100,7 +105,15 @@ PER_TOKEN = Form.of(new=1)
 PER_SEQUENCE = Form.of(sequence=1)
 PER_STEP = Form.of(step=1)
 PER_CONTEXT = Form.of(new=1, cached=1)
-_SIMPLE = (PER_TOKEN, PER_SEQUENCE, PER_STEP, Form.of(longest=1), PER_CONTEXT, Form.of(**{"new²": 1, "new×cached": 1}), Form.of(cached=1))
+_SIMPLE = (
+    PER_TOKEN,
+    PER_SEQUENCE,
+    PER_STEP,
+    Form.of(longest=1),
+    PER_CONTEXT,
+    Form.of(**{"new²": 1, "new×cached": 1}),
+    Form.of(cached=1),
+)
 """Tried first: nearly every operator of a model has one of them."""
 _BLOCKS = (1, 16, 32, 64, 128, 256)
 """Tokens in a chunk of a scan, as the libraries have them."""

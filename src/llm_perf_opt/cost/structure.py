@@ -5,7 +5,7 @@ gathered for the choice of a token, a router is the product in their block with 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -142,7 +142,11 @@ class _Part:
                 return None  # a bias of the experts
             return Operator("rows", entry.path, component, rows=entry.figure("rows"), inputs=table, outputs=width)
         if kind == "read":
-            return None if self._read_elsewhere(entry) or not site.read else Operator("read", entry.path, component, params=site.read)
+            return (
+                None
+                if self._read_elsewhere(entry) or not site.read
+                else Operator("read", entry.path, component, params=site.read)
+            )
         return Operator("other", entry.path, component, flops=entry.figure("flops"))
 
     def _read_elsewhere(self, entry: _Entry) -> bool:

@@ -1,13 +1,17 @@
 """The records of the unprofiled pass: the prompts, and the times with what ran."""
 
+import copy
 import hashlib
 import json
 from dataclasses import asdict, replace
 from typing import Any
 
+from llm_perf_opt.analysis.cost_model.families import known_model_types
 from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import CleanTimings, ModelFacts
 from llm_perf_opt.core.weight_records import TokenAgreement
+from llm_perf_opt.cost.models import count_config
 from llm_perf_opt.runners.cpus import compute_threads
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.memory import memory_peaks
@@ -40,7 +44,8 @@ def timings_record(session: Session, measured: Measured, meter: RequestMeter) ->
             unstepped=meter.unstepped or runtime.unstepped,
             held_back=meter.held_back,
         )
-    facts = replace(_counted(session), substages={**session.config.model.substages, **session.vision_substages})
+    memory = memory_peaks(session.device, elsewhere=runtime.elsewhere)  # before operators are counted, which takes memory
+    facts = replace(_with_operators(session), substages={**session.config.model.substages, **session.vision_substages})
     return CleanTimings(
         model=facts,
         workload=session.workload,
@@ -51,7 +56,7 @@ def timings_record(session: Session, measured: Measured, meter: RequestMeter) ->
         stopped=measured.stopped,
         stable=measured.stable,
         settled=measured.settled,
-        memory=memory_peaks(session.device, elsewhere=runtime.elsewhere),
+        memory=memory,
         tokens_sha256=hashlib.sha256(json.dumps(measured.tokens).encode()).hexdigest(),
         tokens_repeat=measured.tokens_repeat,
         threads=getattr(session.runner, "threads", 0) or compute_threads(elsewhere=runtime.elsewhere and not session.cuda),
@@ -60,6 +65,23 @@ def timings_record(session: Session, measured: Measured, meter: RequestMeter) ->
         runtime=runtime,
         agreement=_agreement(getattr(session.runner, "reference_tokens", None), measured.tokens),
     )
+
+
+def _with_operators(session: Session) -> ModelFacts:
+    """Return the facts of the model, with its operators if it has no formulas: they are counted on a copy without memory."""
+    facts, model = _counted(session), session.model
+    if model is None or session.ranks is not None or session.workload.vision is not None:
+        return facts
+    if facts.architecture.get("model_type") in known_model_types():
+        return facts
+    try:
+        counted = count_config(copy.deepcopy(model.config))
+    except ConfigError as error:
+        return replace(facts, uncounted=error.fact)
+    if counted.params != facts.parameters:
+        counts = f"{counted.params:,} parameters, not {facts.parameters:,}"
+        return replace(facts, uncounted=f"the model that transformers builds from this configuration has {counts}")
+    return replace(facts, counted=counted.to_json())
 
 
 def _counted(session: Session) -> ModelFacts:

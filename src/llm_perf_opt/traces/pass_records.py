@@ -37,6 +37,7 @@ def read_timings(path: Path) -> CleanTimings:
     timings = read_record(path, CleanTimings)
     try:
         check_plain(timings.model.architecture)
+        check_plain(timings.model.counted)
     except ValueError as error:
         raise ParseError(f"{path} cannot be right: the architecture: {error}.", "The file is damaged or was edited.") from error
     flaw = next(_flaws(timings), "")

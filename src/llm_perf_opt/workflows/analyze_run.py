@@ -265,7 +265,7 @@ def _torch(run: RunReader, timings: CleanTimings | None) -> tuple[Maybe[TorchPas
     for recorded in run.traces():
         if not isinstance(recorded, Missing) and recorded.name == "torch":
             usable = recorded.trace.complete and len(recorded.trace.work)
-            return with_components(torch, recorded.trace, timings.model.architecture) if usable else (torch, "")
+            return with_components(torch, recorded.trace, timings.model) if usable else (torch, "")
     return torch, ""
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
+from llm_perf_opt.analysis.cost_model.counted_work import CountedArchitecture
+from llm_perf_opt.analysis.cost_model.families import known_model_types
 from llm_perf_opt.analysis.cost_model.communication import EXPERT_EXCHANGES, ExpertExchange
 from llm_perf_opt.analysis.cost_model.cost import Formats
 from llm_perf_opt.analysis.cost_model.sharding import Plan, check_plan, divides_tokens
@@ -71,9 +73,15 @@ def parallel_rows(
     rows: Sequence[WhatIf],
     measured: Link | None = None,
 ) -> list[ParallelRow]:
-    """Return a row per combination of sizes; none for a model with images on one device."""
-    if architecture.vision_params:
+    """Return a row per combination of sizes; none for a model with images, or of counted operators, on one device."""
+    counted = isinstance(architecture, CountedArchitecture)
+    if architecture.vision_params or counted:
         given = replace(request, memory_share=None).given  # the first table uses the share
+        if given and counted:
+            raise ConfigError(
+                f"{given} does not work for {architecture.model_type}: how its counted operators are divided is not modeled.",
+                f"Models that it works for: {', '.join(known_model_types())}.",
+            )
         if given:
             raise ConfigError(
                 f"{given} works on text models only: how image encoders are split is not modeled.",

@@ -222,6 +222,11 @@ class Architecture:
         return MappingProxyType(Counter(self.layers))
 
     @property
+    def depth(self) -> int:
+        """The number of layers."""
+        return len(self.layers)
+
+    @property
     def has_latent_attention(self) -> bool:
         """Whether any layer uses latent attention, so that the choice of `Mla` matters."""
         return any(isinstance(layer.attention, LatentAttention) for layer in self.layer_counts)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Architecture, Mla, Moe
+from llm_perf_opt.analysis.cost_model.counted_work import CountedArchitecture, counted_work
 from llm_perf_opt.analysis.cost_model.work import (
     ComponentName,
     Step,
@@ -222,6 +223,10 @@ def model_cost(architecture: Architecture, *, batch: int, prompt: int, context: 
 def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -> StageCost:
     """Return the cost of one forward step."""
     totals: dict[ComponentName, Work] = {}
+    if isinstance(architecture, CountedArchitecture):
+        for name, work in counted_work(architecture.model, step, formats.mla):
+            totals[name] = totals.get(name, Work()) + work
+        return stage_of(totals, formats, carriers_of(architecture, formats))
     for layer, count in architecture.layer_counts.items():
         for name, work in layer_work(layer, step, formats.mla):
             totals[name] = totals.get(name, Work()) + work.times(count)
@@ -278,6 +283,12 @@ def weight_bytes(architecture: Architecture, formats: Formats = BF16) -> int:
 
 def _linear_params(architecture: Architecture) -> dict[str, int]:
     """Return the parameters of the linear layers of each component, including every expert."""
+    if isinstance(architecture, CountedArchitecture):
+        inside: Counter[str] = Counter()
+        for operator, times in architecture.model.operators():
+            if operator.kind in ("product", "experts"):
+                inside[operator.component] += times * operator.params * max(1, operator.experts)
+        return inside
     found = Counter({"lm_head": architecture.head_matrix_params + architecture.head_bias_params})
     for layer, count in architecture.layer_counts.items():
         attention, feed_forward = layer.attention, layer.feed_forward
@@ -293,6 +304,9 @@ def _linear_params(architecture: Architecture) -> dict[str, int]:
 
 def kv_bytes_per_token(architecture: Architecture, formats: Formats = BF16) -> int:
     """Return the bytes that one more token of a sequence adds to the cache while no layer's window is full."""
+    if isinstance(architecture, CountedArchitecture):
+        one, none = (architecture.cached_elements(tokens, formats.mla) for tokens in (1, 0))
+        return size_bytes(one - none, formats.kv)
     elements = sum(count * layer.attention.kv_elements(formats.mla) for layer, count in architecture.layer_counts.items())
     return size_bytes(elements, formats.kv)
 
@@ -301,6 +315,8 @@ def kv_cache_bytes(architecture: Architecture, batch: int, tokens: int, formats:
     """Return the bytes of the cache after `tokens` tokens per sequence; a layer with a window keeps only its window."""
     whole_number("batch", batch, at_least=1)
     whole_number("tokens", tokens, at_least=0)
+    if isinstance(architecture, CountedArchitecture):
+        return size_bytes(batch * architecture.cached_elements(tokens, formats.mla), formats.kv)
     elements = sum(
         count * layer.attention.kv_elements(formats.mla) * tokens_kept(tokens, layer.window)
         for layer, count in architecture.layer_counts.items()

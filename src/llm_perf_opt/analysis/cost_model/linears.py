@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, LatentAttention, Mlp, Moe
+from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, LatentAttention, Mla, Mlp, Moe
+from llm_perf_opt.analysis.cost_model.counted_work import CountedArchitecture, latent
 from llm_perf_opt.analysis.cost_model.vision import ModuleWork
 from llm_perf_opt.analysis.cost_model.work import Step, expected_experts
 from llm_perf_opt.core.machine_records import LinearLayer
+from llm_perf_opt.cost.counted import CountedModel
 
 _Matrix = tuple[int, int]
 """Inputs and outputs of a weight matrix."""
@@ -39,6 +41,9 @@ def linear_layers(
 
 
 def _uses(architecture: Architecture, step: Step) -> Iterator[_Use]:
+    if isinstance(architecture, CountedArchitecture):
+        yield from _counted(architecture.model, step)
+        return
     for layer, count in architecture.layer_counts.items():
         for matrix in _attention(layer.attention):
             yield matrix, count, step.tokens
@@ -52,6 +57,19 @@ def _uses(architecture: Architecture, step: Step) -> Iterator[_Use]:
         yield (architecture.embedding_dim, architecture.hidden), 1, step.tokens
         yield (architecture.hidden, architecture.embedding_dim), 1, step.logit_positions
     yield (architecture.embedding_dim, architecture.vocabulary), 1, step.logit_positions
+
+
+def _counted(model: CountedModel, step: Step) -> Iterator[_Use]:
+    sequences = ((step.new_tokens, step.cached_tokens),)
+    operators = [(operator, times * operator.count) for part, times in model.parts() for operator in latent(part, Mla.EXPAND_ONCE)]
+    for operator, times in operators:
+        matrix = operator.inputs, operator.outputs
+        if operator.kind == "experts":
+            used = round(expected_experts(operator.experts, operator.active, step.tokens))
+            yield matrix, times * used, max(1, round(step.tokens * operator.active / used))
+        elif operator.kind == "product":
+            head = operator.component == "lm_head"
+            yield matrix, times, step.logit_positions if head else operator.rows(sequences, step.batch)
 
 
 def _attention(attention: GroupedAttention | LatentAttention) -> list[_Matrix]:

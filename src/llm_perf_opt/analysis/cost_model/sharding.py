@@ -14,6 +14,7 @@ from functools import cached_property
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, LatentAttention, Layer, Mla, Mlp, Moe
 from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, carriers_of, size_bytes, stage_of
+from llm_perf_opt.analysis.cost_model.counted_work import CountedArchitecture
 from llm_perf_opt.analysis.cost_model.expert_load import most_choices, most_experts
 from llm_perf_opt.analysis.cost_model.work import ComponentName, Step, Work, layer_work, model_work, tokens_kept
 from llm_perf_opt.analysis.stats import whole_number
@@ -65,6 +66,10 @@ class Plan:
 
 def check_plan(architecture: Architecture, plan: Plan) -> None:
     """Raise a ConfigError if the model cannot be split this way; it names sizes that fit."""
+    if isinstance(architecture, CountedArchitecture):
+        raise ConfigError(
+            f"The counted operators of {architecture.model_type} cannot be divided among devices.", "Omit --tp, --pp and --ep."
+        )
     _check_experts(architecture, plan)
     problem = _tp_problem(architecture, plan)
     if problem:
@@ -95,6 +100,8 @@ def _check_experts(architecture: Architecture, plan: Plan) -> None:
 
 def tensor_parallel_sizes(architecture: Architecture, ep: int = 1) -> list[int]:
     """Return every size of tensor parallelism that divides the model, up to one device per attention head."""
+    if isinstance(architecture, CountedArchitecture):
+        return [1]
     most = min(layer.attention.heads for layer in architecture.layer_counts)
     sizes = [size for size in range(1, most + 1) if ep == 1 or ep % size == 0]
     return [size for size in sizes if not _tp_problem(architecture, Plan(size, ep=ep))]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.cost_model.cost import step_cost
-from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.cost_model.families import architecture_that_ran
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.findings.finding import Bounds, PredictedTime, Saving, ToTry
@@ -95,7 +95,7 @@ def products_ns(evidence: Evidence, tokens: Sequence[int]) -> float | None:
     if isinstance(timings, Missing) or (timings.runtime is not None and timings.runtime.uncosted):
         return None
     try:
-        architecture = architecture_of(timings.model.architecture)
+        architecture = architecture_that_ran(timings.model)
     except ConfigError:
         return None
     formats = formats_of(timings.model)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, Mla
 from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, combined, compute_dtype, step_cost
-from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.cost_model.families import architecture_that_ran
 from llm_perf_opt.analysis.cost_model.vision import ModuleWork
 from llm_perf_opt.analysis.cost_model.vision_models import modules_cost, submodule_cost, vision_of
 from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps
@@ -134,7 +134,7 @@ def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
     logits: Logits = "last" if timings.model.logits == "last token" else "all"
     prompt = Step(work.batch_size, work.padded_tokens, 0, logits)
     try:
-        architecture = architecture_of(timings.model.architecture, decoder_only=work.vision is None)
+        architecture = architecture_that_ran(timings.model, decoder_only=work.vision is None)
         vision = vision_of(timings.model.architecture) if work.vision else None
         modules = vision.work(work.vision) if vision and work.vision else ()
         prompt = vision.step(work.vision, prompt) if vision and work.vision else prompt
@@ -220,10 +220,8 @@ def efficiency(
         cost, profiled_cost = combined(request.steps), combined(request.steps[:profiled])
         stages.append(_stage(Stage.DECODE, cost, profiled_cost, timings, torch, peak_sets, sampled))
     name = architecture.model_type if work.vision is None else architecture.part_of or architecture.model_type
-    notes = [
-        f"Bytes and FLOPs of {name} are computed from its configuration, with weights and cache in "
-        f"{formats.weights}{_quantized_words(formats)}."
-    ]
+    how = "counted from the operators of its model" if timings.model.counted else "computed from its configuration"
+    notes = [f"Bytes and FLOPs of {name} are {how}, with weights and cache in {formats.weights}{_quantized_words(formats)}."]
     if devices > 1:
         notes.append(shared_words(devices))
     if architecture.has_latent_attention:

@@ -5,14 +5,12 @@ same kernels are assigned once.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from llm_perf_opt.analysis.cost_model.cost import COMPONENT_NAMES, step_cost
-from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.cost_model.families import architecture_that_ran
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.trace.document import ComponentLine, ComponentTable
 from llm_perf_opt.analysis.trace.intervals import sums
@@ -29,7 +27,7 @@ from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, PRE
 from llm_perf_opt.analysis.trace.stage_launches import instance_kernels
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.records import Maybe, Missing, PartTime, TorchPass
+from llm_perf_opt.core.records import Maybe, Missing, ModelFacts, PartTime, TorchPass
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind, different
 from llm_perf_opt.traces.projection import NONE, graph_launches
@@ -183,13 +181,13 @@ def _why(entry: StageComponents) -> str:
 # --- components of a run ------------------------------------------------------------------------------------------------------
 
 
-def with_components(torch: TorchPass, trace: Trace, architecture: Mapping[str, Any]) -> tuple[TorchPass, str]:
+def with_components(torch: TorchPass, trace: Trace, facts: ModelFacts) -> tuple[TorchPass, str]:
     """Return the torch pass with the device time of prefill and decode by component, and how the components were found.
 
     A stage is left out unless all its kernels were assigned and their structure is that of the model.
     """
     try:
-        model = architecture_of(architecture, decoder_only=True)
+        model = architecture_that_ran(facts, decoder_only=True)
     except ConfigError:
         return torch, ""
     if len(different(trace.work.device)) > 1:
@@ -197,7 +195,7 @@ def with_components(torch: TorchPass, trace: Trace, architecture: Mapping[str, A
     stages = find_stages(trace)
     found = find_components(trace, stages)
     expected = frozenset(component.name for component in step_cost(model, Step(1, 1, 1)).components)
-    layers = sum(model.layer_counts.values())
+    layers = model.depth
     parts: list[PartTime] = []
     how = []
     for stage, inner in ((PREFILL, PREFILL), (DECODE, DECODE_STEP)):
