@@ -177,13 +177,6 @@ def test_open_without_a_browser_says_where_the_page_is(tmp_path: Path, monkeypat
     assert str(folder.page_file) in done.stderr
 
 
-def test_a_program_has_no_page_to_open(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run")
-    folder.write_manifest(replace(manifest(), kind="exec"))
-    with pytest.raises(ConfigError, match="Markdown"):
-        CliRunner().invoke(app, ["report", str(folder.path), "--open"], catch_exceptions=False)
-
-
 def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
     folder = a_sweep(tmp_path / "sweep")
     (folder.path / "000" / "report.md").write_text("made by an older version")

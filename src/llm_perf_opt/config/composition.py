@@ -222,9 +222,8 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunCo
         for part in path:
             place = (place.setdefault(part, {}) if of_engine else place.get(part)) if isinstance(place, dict) else None
         if not separator or not isinstance(place, dict) or not (of_engine or last in place):
-            raise ConfigError(
-                f"'{text}' is not a setting of the run's configuration.", "The run was made by another version of llm-perf."
-            )
+            fact = f"'{text}' is not a setting of the run's configuration."
+            raise ConfigError(fact, "The run was made by another version of llm-perf.")
         place[last] = load_yaml(value)
     return config_from_mapping(changed)
 
