@@ -88,6 +88,7 @@ class _Recorder(TorchDispatchMode):
         self._copies: dict[int, str] = {}
         self.windows: dict[int, int] = {}
         """Windows of masks, by storage."""
+        self._dtypes: dict[Any, torch.dtype] = model.dtypes
         self._from_ids: set[int] = set()
         """Storages that depend on the tokens. Rows that are taken by others are the same for all sequences: positions."""
         self._kept: list[torch.Tensor] = []  # a storage that is freed gives its address to another one
@@ -113,8 +114,8 @@ class _Recorder(TorchDispatchMode):
         if guess is not None:
             self.counted.guessed.add(short)
             return guess(*args, **kwargs)
-        output = func(*args, **kwargs)
         tensors = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
+        output = self._pointwise(func, args, kwargs, tensors)
         if not func.is_view and any(value.untyped_storage()._cdata in self._from_ids for value in tensors):
             self._follow(output)
         if name in _SAME_VALUES and tensors:
@@ -147,6 +148,20 @@ class _Recorder(TorchDispatchMode):
                 site = self.site("read", parameter)
                 site.read = max(site.read, value.numel())
         return output
+
+    def _pointwise(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        """Run an operator; of one that works value by value on meta tensors, whose Python is slow, only make the result."""
+        plain = not kwargs and torch.Tag.pointwise in func.tags and not func._schema.is_mutable
+        if not plain or not all(value.is_meta and value.is_contiguous() for value in tensors):
+            return func(*args, **kwargs)
+        kinds = (func, *((value.dtype, value.ndim > 0) if isinstance(value, torch.Tensor) else type(value) for value in args))
+        dtype = self._dtypes.get(kinds)
+        if dtype is None or not tensors:
+            output = func(*args)
+            if isinstance(output, torch.Tensor):
+                self._dtypes[kinds] = output.dtype
+            return output
+        return tensors[0].new_empty(torch.broadcast_shapes(*(value.shape for value in tensors)), dtype=dtype)
 
     def _follow(self, output: Any) -> None:
         for value in _flat(output):
@@ -278,6 +293,8 @@ class Program:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.dtypes: dict[Any, torch.dtype] = {}
+        """Of the results of operators that work value by value, by the operator and the types of its arguments."""
         self.parameters: dict[int, str] = {}
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter.untyped_storage()._cdata, name)
@@ -303,13 +320,19 @@ class Program:
             path = path.removeprefix(self.layers[number][0]).removeprefix(".")
         self._stack.append((number, path))
 
+    def _running(self) -> list[Any]:
+        """Return the modules outside layers that need not run."""
+        idle = {id(module) for number in self.same_as for module in self.layers[number][1].modules()}
+        shared = {id(module) for number, (_, layer) in enumerate(self.layers) if number not in self.same_as for module in layer.modules()}
+        return [module for module in self.model.modules() if id(module) not in idle - shared]
+
     @contextmanager
     def _followed(self) -> Iterator[None]:
         """Keep track of the module that runs, and return equal tensors in place of running equal layers."""
         self.calls.clear()
         outputs: dict[int, Any] = {}
         with ExitStack() as hooks:
-            for module in self.model.modules():
+            for module in self._running():
                 enter = module.register_forward_pre_hook(self._enter, with_kwargs=True)
                 leave = module.register_forward_hook(lambda *_: self._stack.pop() and None, always_call=True)
                 hooks.callback(enter.remove)
@@ -342,7 +365,7 @@ class Program:
         kept = {
             name: value
             for name, value in output.items()
-            if name in accepted and value is not None and not isinstance(value, torch.Tensor)
+            if name in accepted and value is not None
         }
         for where, name, size in _held(kept):
             counted.held[where, name] = size
