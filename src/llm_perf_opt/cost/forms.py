@@ -8,7 +8,7 @@ left over; it never approximates.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import Literal, get_args
 
@@ -108,6 +108,11 @@ _BLOCKS = (1, 16, 32, 64, 128, 256)
 
 def fitted(points: Sequence[tuple[Sequences, int]]) -> Form:
     """Return the function that all counted figures follow exactly; raise NoForm if there is none."""
+    return _fitted(tuple(points))
+
+
+@lru_cache(maxsize=4096)
+def _fitted(points: tuple[tuple[Sequences, int], ...]) -> Form:
     whole = _one(points)
     if whole is not None:
         return whole
