@@ -14,9 +14,9 @@ from typing import Literal, get_args
 
 from llm_perf_opt.core.errors import LlmPerfError
 
-Term = Literal["step", "longest", "sequence", "new", "cached", "new²", "new×cached"]
+Term = Literal["step", "longest", "sequence", "new", "cached", "new²", "new×cached", "whole", "rest"]
 TERMS: tuple[Term, ...] = get_args(Term)
-"""What a figure may grow with: nothing, the largest q, the sequences, or sums over them of q, p, q² and q · p."""
+"""What a figure may grow with: nothing, the largest q, the sequences, or sums over them of q, p, q² and q · p, of the tokens in whole blocks, and of those that are left."""
 
 Sequences = tuple[tuple[int, int], ...]
 """New and cached tokens of each sequence of a step."""
@@ -37,6 +37,8 @@ def term_values(sequences: Sequences, block: int = 1) -> dict[Term, int]:
         "cached": sum(cached for _, cached in padded),
         "new²": sum(new * new for new, _ in padded),
         "new×cached": sum(new * cached for new, cached in padded),
+        "whole": sum(new // block * block for new, _ in sequences),
+        "rest": sum(new % block for new, _ in sequences),
     }
 
 
@@ -139,7 +141,8 @@ def _one(points: Sequence[tuple[Sequences, int]]) -> Form | None:
     if not any(figure for _, figure in points):
         return NOTHING
     simple = (found for form in _SIMPLE if (found := _scaled(form, points)) is not None)
-    chosen = ((terms, block) for size in range(1, len(TERMS)) for block in _BLOCKS for terms in combinations(TERMS, size))
+    blocks = [block for block in _BLOCKS if _solved(points, TERMS, block, least=0) is not None]  # the others fit no choice of terms
+    chosen = ((terms, block) for size in range(1, len(TERMS)) for block in blocks for terms in combinations(TERMS, size))
     solved = (found for terms, block in chosen if (found := _solved(points, terms, block)) is not None)
     return next(simple, None) or next(solved, None)
 
@@ -164,7 +167,7 @@ def _scaled(form: Form, points: Sequence[tuple[Sequences, int]]) -> Form | None:
     return form.times(ratios.pop()) if ratios else None
 
 
-def _solved(points: Sequence[tuple[Sequences, int]], terms: tuple[Term, ...], block: int) -> Form | None:
+def _solved(points: Sequence[tuple[Sequences, int]], terms: tuple[Term, ...], block: int, least: int = 1) -> Form | None:
     """Return the combination of these terms that fits, by exact elimination; every point beyond the terms is a check."""
     values = [term_values(sequences, block) for sequences, _ in points]
     rows = [[*(Fraction(one[term]) for term in terms), Fraction(figure)] for one, (_, figure) in zip(values, points, strict=True)]
@@ -180,7 +183,7 @@ def _solved(points: Sequence[tuple[Sequences, int]], terms: tuple[Term, ...], bl
             if index != top and row[column]:
                 rows[index] = [value - row[column] * kept for value, kept in zip(row, rows[top], strict=True)]
         pivots.append(column)
-    if len(pivots) == len(rows) or any(row[-1] for row in rows[len(pivots) :]):
+    if len(rows) - len(pivots) < least or any(row[-1] for row in rows[len(pivots) :]):
         return None  # nothing is left to check, or the check fails
     found = tuple((terms[column], rows[index][-1]) for index, column in enumerate(pivots) if rows[index][-1])
     return Form(found, block)
