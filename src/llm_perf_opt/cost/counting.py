@@ -25,7 +25,7 @@ Caches = Literal["own", "empty", "none"]
 """The model makes its own cache; gets an empty one; or runs without, as it cannot run with one."""
 NAME = "llm_perf_opt_counted"
 """Under this name the counted attention is registered with transformers."""
-_SESSIONS = ((1, 24, 3), (2, 40, 75), (3, 17, 2), (1, 150, 270), (2, 300, 4), (5, 33, 6))
+_SESSIONS = ((1, 24, 3), (2, 40, 75), (3, 17, 2), (1, 150, 270), (2, 330, 4), (5, 33, 6))
 """Sequences, tokens of a prefill, and of a chunk after a decode step. They tell all terms of a form apart, and leave some to check; a
 prompt and a chunk have more tokens than scans have in a block."""
 _INDEX = re.compile(r"idx|index|layer_(id|num|number)$|depth")

@@ -118,7 +118,10 @@ def _fitted(points: tuple[tuple[Sequences, int], ...]) -> Form:
     whole = _one(points)
     if whole is not None:
         return whole
-    first, chunk, decode = (_one(own) for own in _grouped(points))
+    starting, *others = _grouped(points)
+    first = _one(starting)
+    blocks = sorted(_BLOCKS, key=lambda block: first is None or block != first.block)  # few chunks are counted: several may fit
+    chunk, decode = (_one(own, blocks) for own in others)
     if first is not None and chunk is not None and decode is not None:
         return replace(first, chunk=chunk, decode=decode)
     counted = ", ".join(f"{figure:,} at {_words(sequences)}" for sequences, figure in points)
@@ -136,12 +139,12 @@ def _grouped(points: Sequence[tuple[Sequences, int]]) -> list[list[tuple[Sequenc
     return [[point for point in points if _pieces(point[0])[piece]] for piece in range(3)]
 
 
-def _one(points: Sequence[tuple[Sequences, int]]) -> Form | None:
+def _one(points: Sequence[tuple[Sequences, int]], sizes: Sequence[int] = _BLOCKS) -> Form | None:
     """Return one form that fits all points."""
     if not any(figure for _, figure in points):
         return NOTHING
     simple = (found for form in _SIMPLE if (found := _scaled(form, points)) is not None)
-    blocks = [block for block in _BLOCKS if _solved(points, TERMS, block, least=0) is not None]  # the others fit no choice of terms
+    blocks = [block for block in sizes if _solved(points, TERMS, block, least=0) is not None]  # the others fit no choice of terms
     chosen = ((terms, block) for size in range(1, len(TERMS)) for block in blocks for terms in combinations(TERMS, size))
     solved = (found for terms, block in chosen if (found := _solved(points, terms, block)) is not None)
     return next(simple, None) or next(solved, None)
