@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.cost_model.communication import stage_collectives
-from llm_perf_opt.analysis.cost_model.families import architecture_that_ran
+from llm_perf_opt.analysis.cost_model.models import architecture_that_ran
 from llm_perf_opt.analysis.cost_model.sharding import Plan, check_plan, device_stages
 from llm_perf_opt.analysis.cost_model.work import Logits, Step
 from llm_perf_opt.analysis.limits.efficiency import formats_of

@@ -41,9 +41,6 @@ LOAD_PREFIX = "load_"
 _NOT_RECORDED = Missing("not recorded")
 
 
-# --- measurements -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ModelFacts:
     """The model as it actually ran, not as requested."""
@@ -69,10 +66,8 @@ class ModelFacts:
     """None in older runs, which did not record it."""
     substages: dict[str, str] = field(default_factory=dict)
     """The timed sub-stages: name → path of the submodule. Empty in older runs."""
-    counted: dict[str, Any] | None = None
-    """The operators of the model, counted after the measurement; None where its model_type has formulas, or with `uncounted`."""
-    uncounted: str = ""
-    """Why the operators could not be counted."""
+    counted: dict[str, Any] | str | None = None
+    """Operators, counted after the measurement, or why they were not; None for a model_type with formulas, and in older runs."""
 
 
 @dataclass(frozen=True)

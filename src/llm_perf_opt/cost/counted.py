@@ -1,5 +1,6 @@
 """A model as the operators that a forward dispatches: what each computes and moves, as a function of a step's sequences."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -88,7 +89,8 @@ class CountedModel:
 
     def parts(self) -> Iterator[tuple[tuple[Operator, ...], int]]:
         """Yield the operators of each distinct layer, and of what is outside, with how often they are there."""
-        yield from ((kind, self.layers.count(number)) for number, kind in enumerate(self.kinds))
+        times = Counter(self.layers)
+        yield from ((kind, times[number]) for number, kind in enumerate(self.kinds))
         yield self.outside, 1
 
     def operators(self) -> Iterator[tuple[Operator, int]]:

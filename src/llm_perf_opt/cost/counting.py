@@ -9,250 +9,32 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from inspect import signature
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from llm_perf_opt.cost.forms import Sequences
-from llm_perf_opt.cost.operators import attention_flops, flops_of
+from llm_perf_opt.cost.recorder import Counted, Recorder, Where
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+Caches = Literal["own", "empty", "none"]
+"""The model makes its own cache; gets an empty one; or runs without, as it cannot run with one."""
 NAME = "llm_perf_opt_counted"
 """Under this name the counted attention is registered with transformers."""
-_SESSIONS = ((1, 24, 3), (2, 40, 5), (3, 17, 2), (1, 56, 7), (2, 129, 4), (5, 33, 6))
-"""Sequences, tokens of a prefill, and of a chunk after a decode step. They tell all terms of a form apart, and leave some to check."""
+_SESSIONS = ((1, 24, 3), (2, 40, 75), (3, 17, 2), (1, 150, 270), (2, 330, 4), (5, 33, 6))
+"""Sequences, tokens of a prefill, and of a chunk after a decode step. They tell all terms of a form apart, and leave some to check; a
+prompt and a chunk have more tokens than scans have in a block."""
 _INDEX = re.compile(r"idx|index|layer_(id|num|number)$|depth")
 """Names of numbers that differ between equal layers: which layer it is."""
 _LEAST_REPEATED = 3
 """With fewer equal layers, all are run."""
-_CHOICES = 2
-"""Values that stand for data: `item()` and the like."""
-_SAME_VALUES = frozenset(("aten::_to_copy", "aten::clone", "aten::contiguous", "aten::detach", "aten::alias", "aten::lift_fresh"))
-"""Operators whose result is a copy of a parameter, which a product then uses in its place."""
-
-Where = tuple[int, str]
-"""The layer, -1 outside layers, and the module's path in it."""
-
-
-@dataclass
-class Site:
-    """What one module did with one parameter, or without any, in one forward."""
-
-    kind: str
-    flops: int = 0
-    calls: int = 0
-    rows: int = 0
-    read: int = 0
-    shape: tuple[int, ...] = ()
-    """Of the parameter as it was used; of attention: heads, key/value heads, their widths."""
-    biases: dict[str, int] = field(default_factory=dict)
-    """One-dimensional parameters that the product adds, by name."""
-    window: int | None = None
-    causal: bool = False
-    convolution: bool = False
-    order: int = 0
-
-
-@dataclass
-class Counted:
-    """One forward: the sites, and what its caches hold afterwards."""
-
-    sequences: Sequences
-    sites: dict[tuple[Where, str], Site] = field(default_factory=dict)
-    held: dict[tuple[Where, str], int] = field(default_factory=dict)
-    unknown: Counter[str] = field(default_factory=Counter)
-    guessed: set[str] = field(default_factory=set)
-    softmax: set[Where] = field(default_factory=set)
-    """Modules that compute attention themselves."""
-    received_cache: set[Where] = field(default_factory=set)
-    tokens: int = 0
-
-
-class _Recorder(TorchDispatchMode):
-    """Record every operator of a forward at its module."""
-
-    def __init__(self, model: "Program", counted: Counted) -> None:
-        super().__init__()
-        self._model, self.counted = model, counted
-        self._gathered: dict[int, tuple[str, int]] = {}
-        """Storages of weights that were gathered for each choice of an expert: the parameter, and how many rows of it."""
-        self._copies: dict[int, str] = {}
-        self.windows: dict[int, int] = {}
-        """Windows of masks, by storage."""
-        self._from_ids: set[int] = set()
-        """Storages that depend on the tokens. Rows that are taken by others are the same for all sequences: positions."""
-        self._kept: list[torch.Tensor] = []  # a storage that is freed gives its address to another one
-
-    def site(self, kind: str, key: str) -> Site:
-        """Return the record of this kind at the module that runs now."""
-        sites = self.counted.sites
-        found = sites.setdefault((self._model.where, f"{kind} {key}"), Site(kind, order=len(sites)))
-        found.calls += 1
-        return found
-
-    def _parameter(self, value: Any) -> str | None:
-        if not isinstance(value, torch.Tensor):
-            return None
-        address = value.untyped_storage()._cdata
-        return self._copies.get(address) or self._model.parameters.get(address)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name
-        namespace, _, short = name.partition("::")
-        guess = _GUESSES.get(short)
-        if guess is not None:
-            self.counted.guessed.add(short)
-            return guess(*args, **kwargs)
-        output = func(*args, **kwargs)
-        tensors = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
-        if not func.is_view and any(value.untyped_storage()._cdata in self._from_ids for value in tensors):
-            self._follow(output)
-        if name in _SAME_VALUES and tensors:
-            source = self._parameter(tensors[0])
-            if source is not None:
-                self._keep(output)
-                self._copies[output.untyped_storage()._cdata] = source
-                return output
-            gathered = self._gathered.get(tensors[0].untyped_storage()._cdata)
-            if gathered is not None:
-                self._keep(output)
-                self._gathered[output.untyped_storage()._cdata] = gathered
-                return output
-        if func.is_view:
-            return output
-        if short in ("_softmax", "_safe_softmax"):
-            self.counted.softmax.add(self._model.where)
-        if self._gather(short, args, output):
-            return output
-        shapes = [tuple(value.shape) if isinstance(value, torch.Tensor) else () for value in args]
-        flops = (
-            flops_of(short, shapes, tuple(output.shape) if isinstance(output, torch.Tensor) else ()) if namespace == "aten" else 0
-        )
-        if flops is None or (namespace != "aten" and "attn" in short):
-            self.counted.unknown[name] += 1
-            flops = 0
-        named = {parameter: value for value in tensors if (parameter := self._parameter(value)) is not None}
-        if flops:
-            self._product(short, flops, tensors, named)
-        else:
-            for parameter, value in named.items():
-                site = self.site("read", parameter)
-                site.read = max(site.read, value.numel())
-        return output
-
-    def _follow(self, output: Any) -> None:
-        for value in _flat(output):
-            if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
-                self._keep(value)
-                self._from_ids.add(value.untyped_storage()._cdata)
-
-    def windowed(self, mask: torch.Tensor, window: int) -> None:
-        """Note the window that a mask stands for."""
-        self._keep(mask)
-        self.windows[mask.untyped_storage()._cdata] = window
-
-    def start(self, ids: torch.Tensor) -> None:
-        """Note which tensor holds the tokens."""
-        self._keep(ids)
-        self._from_ids.add(ids.untyped_storage()._cdata)
-
-    def _keep(self, value: torch.Tensor) -> None:
-        self._kept.append(value)
-
-    def _gather(self, short: str, args: Any, output: Any) -> bool:
-        """Record rows taken from a parameter; return whether there were any."""
-        if short not in ("embedding", "index", "index_select"):
-            return False
-        table = self._parameter(args[0])
-        if table is None or args[0].ndim < _CHOICES:
-            return False
-        shape = tuple(args[0].shape)
-        rows = output.numel() // prod(shape[1:])
-        if len(shape) > _CHOICES:
-            self._keep(output)
-            self._gathered[output.untyped_storage()._cdata] = table, rows
-            return True
-        indices = [value for value in _flat(args[1:]) if isinstance(value, torch.Tensor)]
-        if indices and not any(value.untyped_storage()._cdata in self._from_ids for value in indices):
-            rows = indices[0].shape[-1]
-        site = self.site("rows", table)
-        site.rows, site.shape = site.rows + rows, shape
-        return True
-
-    def _product(self, short: str, flops: int, tensors: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> None:
-        weights = {name: value for name, value in named.items() if value.ndim > 1}
-        for value in tensors:
-            gathered = self._gathered.get(value.untyped_storage()._cdata)
-            if gathered is not None and value.ndim > _CHOICES:
-                site = self.site("experts", gathered[0])
-                site.flops, site.rows, site.shape = site.flops + flops, site.rows + gathered[1], tuple(value.shape[-2:])
-                return
-        if not weights:
-            site = self.site("other", short)
-            site.flops += flops
-            for name, value in named.items():
-                self.site("read", name).read = value.numel()
-            return
-        name, weight = max(weights.items(), key=lambda item: item[1].numel())
-        site = self.site("product", name)
-        site.flops += flops
-        site.read = max(site.read, weight.numel())
-        site.biases |= {name: value.numel() for name, value in named.items() if value.ndim == 1}
-        site.convolution = "conv" in short
-        if site.convolution:
-            site.shape = (prod(weight.shape[1:]), weight.shape[0])
-        elif tensors[-1] is weight or weight.ndim > _CHOICES:
-            site.shape = tuple(weight.shape[-2:])
-        else:
-            site.shape = (weight.shape[-1], weight.shape[-2])
-
-    def attention(self, query: Any, key: Any, value: Any, *, window: int | None, causal: bool, settings: Any) -> None:
-        """Record scores and weighted values of one call of transformers' attention, and the parameters it gets, such as sinks."""
-        for setting in settings.values():
-            if (name := self._parameter(setting)) is not None:
-                self.site("read", name).read = setting.numel()
-        site = self.site("attention", str(self._model.calls[self._model.where]))
-        self._model.calls[self._model.where] += 1
-        site.flops += attention_flops(query.shape, key.shape, value.shape)
-        site.rows = key.shape[2]
-        site.shape = (query.shape[1], key.shape[1], query.shape[3], value.shape[3])
-        site.window, site.causal = window, causal
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _flat(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _flat(entry)
-    else:
-        yield value
-
-
-def _nonzero(source: torch.Tensor) -> torch.Tensor:
-    """Return as many indices as if half of the values were set; at least one."""
-    number = max(1, source.shape[0] if source.ndim == 1 else source.numel() // _CHOICES)
-    return source.new_empty((number, source.ndim), dtype=torch.long)
-
-
-_GUESSES: dict[str, Callable[..., Any]] = {
-    "_local_scalar_dense": lambda source: 1 if not source.dtype.is_floating_point else 1.0,
-    "nonzero": _nonzero,
-    "is_nonzero": lambda source: True,
-    "equal": lambda left, right: True,
-}
-"""Operators that need data."""
-
-_active: list[_Recorder] = []
+_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What models raise that cannot run a step."""
+_active: list[Recorder] = []
 
 
 def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **settings: Any) -> tuple[Any, None]:
@@ -278,6 +60,16 @@ class Program:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.caches: Caches = "own"
+        self.chunks = True
+        """Whether several new tokens on cached ones are counted: some models refuse them."""
+        self.follow()
+
+    def follow(self) -> None:
+        """Take stock of the model's modules."""
+        model = self.model
+        self.dtypes: dict[Any, torch.dtype] = {}
+        """Of the results of operators that work value by value, by the operator and the types of its arguments."""
         self.parameters: dict[int, str] = {}
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter.untyped_storage()._cdata, name)
@@ -288,6 +80,9 @@ class Program:
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._stack: list[Where] = [(-1, "")]
         self.calls: Counter[Where] = Counter()
+        self._layer_of: Callable[[torch.Tensor], int | None] = lambda value: None
+        self._written: dict[int, int] = {}
+        """The layer that wrote a cached tensor, by storage."""
         self.same_as = _repeated([module for _, module in self.layers])
         """Layers that need not run, and the equal one that does."""
 
@@ -303,13 +98,24 @@ class Program:
             path = path.removeprefix(self.layers[number][0]).removeprefix(".")
         self._stack.append((number, path))
 
+    def _running(self) -> list[Any]:
+        """Return the modules outside layers that need not run."""
+        idle = {id(module) for number in self.same_as for module in self.layers[number][1].modules()}
+        shared = {
+            id(module)
+            for number, (_, layer) in enumerate(self.layers)
+            if number not in self.same_as
+            for module in layer.modules()
+        }
+        return [module for module in self.model.modules() if id(module) not in idle - shared]
+
     @contextmanager
     def _followed(self) -> Iterator[None]:
         """Keep track of the module that runs, and return equal tensors in place of running equal layers."""
         self.calls.clear()
         outputs: dict[int, Any] = {}
         with ExitStack() as hooks:
-            for module in self.model.modules():
+            for module in self._running():
                 enter = module.register_forward_pre_hook(self._enter, with_kwargs=True)
                 leave = module.register_forward_hook(lambda *_: self._stack.pop() and None, always_call=True)
                 hooks.callback(enter.remove)
@@ -326,27 +132,54 @@ class Program:
     def forward(self, sequences: int, new: int, cached: int, state: Mapping[str, Any]) -> tuple[Counted, dict[str, Any]]:
         """Count one step; return it and the caches for the next."""
         accepted = signature(self.model.forward).parameters
-        options: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
-        given = {name: value for name, value in options.items() if name in accepted}
-        counted = Counted(((new, cached),) * sequences, tokens=sequences * new)
-        recorder = _Recorder(self, counted)
+        options: dict[str, Any] = {"use_cache": self.caches != "none", "logits_to_keep": 1, "return_dict": True}
+        given = {name: value for name, value in options.items() if name in accepted} | dict(state)
+        if self.caches == "empty" and not cached and "past_key_values" in accepted:
+            from transformers import DynamicCache
+
+            given["past_key_values"] = DynamicCache()
+        step, output = self._counted(
+            ((new, cached),) * sequences, sequences * new, lambda ids: self.model(input_ids=ids, **given)
+        )
+        kept = {name: value for name, value in output.items() if name in accepted and value is not None}
+        if self.caches == "none":
+            kept = {}
+        self._hold(step, kept)
+        return step, kept
+
+    def _counted(self, sequences: Sequences, tokens: int, run: Callable[[torch.Tensor], Any]) -> tuple[Counted, Any]:
+        step = Counted(sequences, tokens=tokens)
+        recorder = Recorder(self, step)
         _active.append(recorder)
         try:
             with torch.device("meta"), torch.no_grad(), self._followed(), recorder:
-                ids = torch.zeros(sequences, new, dtype=torch.long)
+                ids = torch.zeros(len(sequences), tokens // len(sequences), dtype=torch.long)
                 recorder.start(ids)
-                output = self.model(input_ids=ids, **given, **state)
+                output = run(ids)
         finally:
             _active.pop()
             del self._stack[1:]
-        kept = {
-            name: value
-            for name, value in output.items()
-            if name in accepted and value is not None and not isinstance(value, torch.Tensor)
-        }
-        for where, name, size in _held(kept):
-            counted.held[where, name] = size
-        return counted, kept
+        self._layer_of = recorder.layer_of
+        return step, output
+
+    def _hold(self, step: Counted, state: Mapping[str, Any]) -> None:
+        """Note what the caches hold, at the layer that wrote it."""
+        written: dict[int, int] = {}
+        sizes: dict[str, Counter[int]] = defaultdict(Counter)
+        for name, value in _tensors("", state, set()):
+            address = value.untyped_storage()._cdata
+            layer = self._layer_of(value)
+            written[address] = self._written.get(address, -1) if layer is None else layer
+            sizes[name][written[address]] += value.numel()
+        for name, by_layer in sizes.items():
+            if -1 in by_layer:  # not every layer's share is known
+                by_layer = Counter({-1: sum(by_layer.values())})
+            step.held |= {((layer, ""), name): size for layer, size in by_layer.items()}
+        self._written = written
+
+    def changed(self) -> bool:
+        """Return whether the model has made itself other modules while it ran."""
+        return {id(module) for module in self.model.modules()} != set(self._paths)
 
 
 def _stacked(model: Any) -> Iterator[tuple[str, Any]]:
@@ -396,58 +229,79 @@ def _stand_in(outputs: dict[int, Any], other: int, forward: Callable[..., Any]) 
     return same
 
 
-def _held(state: Mapping[str, Any]) -> Iterator[tuple[Where, str, int]]:
-    """Yield the size of every tensor in the caches, with the layer if the cache has layers."""
-    for name, value in state.items():
-        yield from _tensors((-1, ""), name, value, set())
-
-
-def _tensors(where: Where, name: str, value: Any, seen: set[int]) -> Iterator[tuple[Where, str, int]]:
+def _tensors(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor in the caches with its name, without numbers."""
     if id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
         if value.ndim > 1:
-            yield where, name, value.numel()
+            yield name, value
     elif isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _tensors(where, f"{name}.{key}", entry, seen)
+            yield from _tensors(f"{name}.{key}" if isinstance(key, str) else name, entry, seen)
     elif isinstance(value, (list, tuple)):
-        for number, entry in enumerate(value):
-            inner = (number, "") if name.endswith(".layers") else where
-            yield from _tensors(inner, name if inner != where else f"{name}.{number}", entry, seen)
+        for entry in value:
+            yield from _tensors(name, entry, seen)
     elif hasattr(value, "__dict__") and type(value).__module__.startswith("transformers") and not hasattr(value, "to_diff_dict"):
         for key, entry in vars(value).items():
-            yield from _tensors(where, f"{name}.{key}", entry, seen)
+            yield from _tensors(f"{name}.{key}", entry, seen)
 
 
 def meta_model(config: "PretrainedConfig", auto: Any = None) -> Any:
-    """Return a model without memory, with the attention that is counted."""
+    """Return a model without memory, with the attention that is counted; of a composite one that cannot be built, its text decoder."""
     from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
 
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)
-    for part in (config, getattr(config, "text_config", None)):
-        if part is not None:
-            part._experts_implementation = "batched_mm"
+    text = config.get_text_config(decoder=True)
+    for part in (config, text):
+        part._experts_implementation = "batched_mm"
     make = (auto or AutoModelForCausalLM).from_config
+    try:
+        return _built(make, config)
+    except (AttributeError, ImportError, TypeError, KeyError, ValueError):
+        if text is config:
+            raise
+        return _built(AutoModelForCausalLM.from_config, text)
+
+
+def _built(make: Callable[..., Any], config: "PretrainedConfig") -> Any:
+    from transformers.initialization import no_init_weights
+
     with torch.device("meta"), no_init_weights():
         try:
             model = make(config, attn_implementation=NAME)
         except (ValueError, KeyError, ImportError, NotImplementedError):  # it brings its own attention
             model = make(config, attn_implementation="eager")
+    if not all(parameter.is_meta for parameter in model.parameters()):
+        model = model.to("meta")
     model.tie_weights()
     return model.eval()
 
 
 def count_steps(program: Program) -> list[Counted]:
-    """Return the counted steps of all sessions."""
+    """Return the counted steps of all sessions; if the model cannot run with its own cache, with an empty one or without."""
+    refusals = []
+    ways: tuple[tuple[Caches, bool], ...] = (("own", True), ("own", False), ("empty", True), ("none", False))
+    for caches, chunks in ways:
+        program.caches, program.chunks = caches, chunks
+        try:
+            return _all_steps(program)
+        except _REFUSALS as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _all_steps(program: Program) -> list[Counted]:
     found = []
     for sequences, prompt, chunk in _SESSIONS:
         cached, state = 0, {}
-        for new in (prompt, 1, chunk):
+        for new in (prompt, 1, chunk)[: 3 if program.chunks else 2]:
             step, state = program.forward(sequences, new, cached, state)
+            if program.changed():
+                program.follow()
+                return _all_steps(program)
             found.append(step)
             if not state:
                 break

@@ -5,24 +5,28 @@ q · (p + q), a final norm on nothing. `fitted` finds such a function from a few
 left over; it never approximates.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import Literal, get_args
 
 from llm_perf_opt.core.errors import LlmPerfError
 
-Term = Literal["step", "longest", "sequence", "new", "cached", "new²", "new×cached"]
+Term = Literal["step", "longest", "sequence", "new", "cached", "new²", "new×cached", "whole", "rest"]
 TERMS: tuple[Term, ...] = get_args(Term)
-"""What a figure may grow with: nothing, the largest q, the sequences, or sums over them of q, p, q² and q · p."""
+"""What a figure may grow with: nothing, the largest q, the sequences, or sums over them of q, p, q², q · p, of the tokens in
+whole blocks, and of those that are left."""
+
+_NUMBER = re.compile(r"-?\d{1,30}(/[1-9]\d{0,29})?")
 
 Sequences = tuple[tuple[int, int], ...]
 """New and cached tokens of each sequence of a step."""
 
 
-class NoForm(LlmPerfError):
+class NoFormError(LlmPerfError):
     """Counted figures do not follow any of the known functions."""
 
 
@@ -40,6 +44,8 @@ def term_values(sequences: Sequences, block: int = 1, times: int = 1) -> dict[Te
         "cached": times * sum(cached for _, cached in padded),
         "new²": times * sum(new * new for new, _ in padded),
         "new×cached": times * sum(new * cached for new, cached in padded),
+        "whole": times * sum(new // block * block for new, _ in sequences),
+        "rest": times * sum(new % block for new, _ in sequences),
     }
 
 
@@ -93,11 +99,17 @@ class Form:
     @staticmethod
     def from_json(values: Mapping[str, object]) -> "Form":
         """Return the form that `to_json` described."""
-        found = tuple((term, Fraction(str(values[term]))) for term in TERMS if term in values)
-        pieces = [
-            Form.from_json(piece) if isinstance(piece := values.get(name), Mapping) else None for name in ("chunk", "decode")
-        ]
-        return Form(found, int(str(values.get("block", 1))), *pieces)
+        found = tuple((term, _number(values[term])) for term in TERMS if term in values)
+        inner = (values.get("chunk"), values.get("decode"))
+        pieces = [Form.from_json(piece) if isinstance(piece, Mapping) else None for piece in inner]
+        return Form(found, max(1, int(_number(values.get("block", 1)))), *pieces)
+
+
+def _number(value: object) -> Fraction:
+    """Return a coefficient of a file; raise a ValueError for anything but a number of usual length or a fraction of two."""
+    if not _NUMBER.fullmatch(str(value)):
+        raise ValueError("a coefficient that is not a number")
+    return Fraction(str(value))
 
 
 NOTHING = Form()
@@ -105,30 +117,31 @@ PER_TOKEN = Form.of(new=1)
 PER_SEQUENCE = Form.of(sequence=1)
 PER_STEP = Form.of(step=1)
 PER_CONTEXT = Form.of(new=1, cached=1)
-_SIMPLE = (
-    PER_TOKEN,
-    PER_SEQUENCE,
-    PER_STEP,
-    Form.of(longest=1),
-    PER_CONTEXT,
-    Form.of(**{"new²": 1, "new×cached": 1}),
-    Form.of(cached=1),
-)
+_PER_PAIR = Form.of(**{"new²": 1, "new×cached": 1})
+_SIMPLE = (PER_TOKEN, PER_SEQUENCE, PER_STEP, Form.of(longest=1), PER_CONTEXT, _PER_PAIR, Form.of(cached=1))
 """Tried first: nearly every operator of a model has one of them."""
 _BLOCKS = (1, 16, 32, 64, 128, 256)
 """Tokens in a chunk of a scan, as the libraries have them."""
 
 
 def fitted(points: Sequence[tuple[Sequences, int]]) -> Form:
-    """Return the function that all counted figures follow exactly; raise NoForm if there is none."""
+    """Return the function that all counted figures follow exactly; raise NoFormError if there is none."""
+    return _fitted(tuple(points))
+
+
+@lru_cache(maxsize=4096)
+def _fitted(points: tuple[tuple[Sequences, int], ...]) -> Form:
     whole = _one(points)
     if whole is not None:
         return whole
-    first, chunk, decode = (_one(own) for own in _grouped(points))
+    starting, *others = _grouped(points)
+    first = _one(starting)
+    blocks = sorted(_BLOCKS, key=lambda block: first is None or block != first.block)  # few chunks are counted: several may fit
+    chunk, decode = (_one(own, blocks) for own in others)
     if first is not None and chunk is not None and decode is not None:
         return replace(first, chunk=chunk, decode=decode)
     counted = ", ".join(f"{figure:,} at {_words(sequences)}" for sequences, figure in points)
-    raise NoForm(f"The counted figures follow no known function of the tokens: {counted}.")
+    raise NoFormError(f"The counted figures follow no known function of the tokens: {counted}.")
 
 
 def _pieces(sequences: Sequences) -> tuple[Sequences, Sequences, Sequences]:
@@ -142,12 +155,13 @@ def _grouped(points: Sequence[tuple[Sequences, int]]) -> list[list[tuple[Sequenc
     return [[point for point in points if _pieces(point[0])[piece]] for piece in range(3)]
 
 
-def _one(points: Sequence[tuple[Sequences, int]]) -> Form | None:
+def _one(points: Sequence[tuple[Sequences, int]], sizes: Sequence[int] = _BLOCKS) -> Form | None:
     """Return one form that fits all points."""
     if not any(figure for _, figure in points):
         return NOTHING
     simple = (found for form in _SIMPLE if (found := _scaled(form, points)) is not None)
-    chosen = ((terms, block) for size in range(1, len(TERMS)) for block in _BLOCKS for terms in combinations(TERMS, size))
+    blocks = [block for block in sizes if _solved(points, TERMS, block, least=0) is not None]  # the others fit no choice of terms
+    chosen = ((terms, block) for size in range(1, len(TERMS)) for block in blocks for terms in combinations(TERMS, size))
     solved = (found for terms, block in chosen if (found := _solved(points, terms, block)) is not None)
     return next(simple, None) or next(solved, None)
 
@@ -172,7 +186,7 @@ def _scaled(form: Form, points: Sequence[tuple[Sequences, int]]) -> Form | None:
     return form.times(ratios.pop()) if ratios else None
 
 
-def _solved(points: Sequence[tuple[Sequences, int]], terms: tuple[Term, ...], block: int) -> Form | None:
+def _solved(points: Sequence[tuple[Sequences, int]], terms: tuple[Term, ...], block: int, least: int = 1) -> Form | None:
     """Return the combination of these terms that fits, by exact elimination; every point beyond the terms is a check."""
     values = [term_values(sequences, block) for sequences, _ in points]
     rows = [[*(Fraction(one[term]) for term in terms), Fraction(figure)] for one, (_, figure) in zip(values, points, strict=True)]
@@ -188,7 +202,7 @@ def _solved(points: Sequence[tuple[Sequences, int]], terms: tuple[Term, ...], bl
             if index != top and row[column]:
                 rows[index] = [value - row[column] * kept for value, kept in zip(row, rows[top], strict=True)]
         pivots.append(column)
-    if len(pivots) == len(rows) or any(row[-1] for row in rows[len(pivots) :]):
+    if len(rows) - len(pivots) < least or any(row[-1] for row in rows[len(pivots) :]):
         return None  # nothing is left to check, or the check fails
     found = tuple((terms[column], rows[index][-1]) for index, column in enumerate(pivots) if rows[index][-1])
     return Form(found, block)

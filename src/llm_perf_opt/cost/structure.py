@@ -51,13 +51,15 @@ def model_of(model_type: str, program: "Program", steps: Sequence["Counted"]) ->
     by_layer: dict[int, list[_Entry]] = defaultdict(list)
     for entry in entries:
         by_layer[entry.where[0]].append(entry)
-    last_layer = max((entry.site.order for entry in entries if entry.where[0] != _OUTSIDE), default=0)
+    last_layer = [
+        max((site.order for (where, _), site in step.sites.items() if where[0] != _OUTSIDE), default=0) for step in steps
+    ]  # fmt: skip
     found: dict[int, tuple[Operator, ...]] = {}
     for number, inside in by_layer.items():
         part = _Part(program, number, inside, steps, last_layer)
         found[number] = _merged(part.operators())
     for number, other in program.same_as.items():
-        found.setdefault(number, found[other])
+        found.setdefault(number, found.get(other, ()))
     kinds: dict[tuple[Operator, ...], int] = {}
     layers = [kinds.setdefault(found.get(number, ()), len(kinds)) for number in range(len(program.layers))]
     unknown = sum((step.unknown for step in steps), Counter[str]())
@@ -90,7 +92,7 @@ class _Part:
     """One layer, or what is outside all layers."""
 
     def __init__(
-        self, program: "Program", number: int, entries: Sequence[_Entry], steps: Sequence["Counted"], last_layer: int
+        self, program: "Program", number: int, entries: Sequence[_Entry], steps: Sequence["Counted"], last_layer: Sequence[int]
     ) -> None:
         self._program, self._number, self._entries, self._steps = program, number, entries, steps
         self._last_layer = last_layer
@@ -204,7 +206,10 @@ class _Part:
             return "norms"
         if entry.site.kind == "rows":
             return "embedding"
-        return "lm_head" if entry.site.order > self._last_layer else "embedding"
+        after = any(
+            site is not None and site.order > last for (_, site), last in zip(entry.points, self._last_layer, strict=True)
+        )
+        return "lm_head" if after else "embedding"
 
     def _caches(self) -> Iterator[Operator]:
         """Yield what the caches of this part hold."""

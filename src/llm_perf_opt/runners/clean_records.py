@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from llm_perf_opt.analysis.cost_model.families import known_model_types
+from llm_perf_opt.analysis.cost_model.models import has_formulas
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import CleanTimings, ModelFacts
@@ -72,15 +72,15 @@ def _with_operators(session: Session) -> ModelFacts:
     facts, model = _counted(session), session.model
     if model is None or session.ranks is not None or session.workload.vision is not None:
         return facts
-    if facts.architecture.get("model_type") in known_model_types():
+    if has_formulas(facts.architecture):
         return facts
     try:
         counted = count_config(copy.deepcopy(model.config))
     except ConfigError as error:
-        return replace(facts, uncounted=error.fact)
+        return replace(facts, counted=error.fact)
     if counted.params != facts.parameters:
         counts = f"{counted.params:,} parameters, not {facts.parameters:,}"
-        return replace(facts, uncounted=f"the model that transformers builds from this configuration has {counts}")
+        return replace(facts, counted=f"the model that transformers builds from this configuration has {counts}")
     return replace(facts, counted=counted.to_json())
 
 

@@ -1,15 +1,14 @@
 """`llm-perf cost`: resolve the model, the sizes and the hardware, then compute cost and roofline time."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.cost import Formats, ModelCost, model_cost
-from llm_perf_opt.analysis.cost_model.counted_work import CountedArchitecture
-from llm_perf_opt.analysis.cost_model.families import architecture_of, has_formulas
+from llm_perf_opt.analysis.cost_model.models import architecture_described
 from llm_perf_opt.analysis.cost_model.vision_inputs import ImageRequest
 from llm_perf_opt.analysis.cost_model.vision_models import ImagePrompt, Vision, vision_of, with_images
 from llm_perf_opt.analysis.limits.hardware import Hardware, hardware_named, hardware_of_device
@@ -22,7 +21,6 @@ from llm_perf_opt.core.errors import ConfigError, words_of
 from llm_perf_opt.core.machine_records import read_ceilings
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.user_files import check_ordinary, read_text
-from llm_perf_opt.cost.models import count_model
 from llm_perf_opt.workflows.cost_parallel import ParallelRequest, parallel_rows, plain, row_json
 from llm_perf_opt.workspace.data.model_tree import model_folder
 
@@ -95,7 +93,7 @@ class CostResult:
 def estimate_cost(request: CostRequest) -> CostResult:
     """Return everything that `llm-perf cost` prints."""
     name, fields = _named_architecture(request)
-    architecture = _architecture(fields, decoder_only=request.decoder_only)
+    architecture = architecture_described(fields, decoder_only=request.decoder_only)
     images = _image_prompt(request, vision_of(fields) if architecture.vision_params else None)
     batches, prompts = _numbers("batch", request.batch), _numbers("prompt", request.prompt)
     added = images.tokens if images else 0
@@ -124,13 +122,6 @@ def estimate_cost(request: CostRequest) -> CostResult:
     turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
     parallel = parallel_rows(request.parallel, architecture, hardware, rows, measured)
     return CostResult(cost, hardware, rows, turning, decoder_of, tuple(parallel), name or architecture.model_type)
-
-
-def _architecture(fields: Any, *, decoder_only: bool) -> Architecture:
-    """Return the architecture by its formulas, or as its operators are counted if its model_type has none."""
-    if not isinstance(fields, Mapping) or decoder_only or has_formulas(fields):
-        return architecture_of(fields, decoder_only=decoder_only)
-    return CountedArchitecture.of(count_model(fields))
 
 
 def _hardware(request: CostRequest) -> tuple[Hardware | None, Link | None]:

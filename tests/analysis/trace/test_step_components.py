@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import torch_pass
+from builders import model_facts, torch_pass
 from llm_perf_opt.analysis.trace.document import ComponentTable
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.analysis.trace.step_components import component_table, find_components, with_components
@@ -107,7 +107,7 @@ def parts(torch: TorchPass) -> dict[tuple[str, str], int]:
 
 def test_a_run_gets_the_time_of_each_component() -> None:
     unlabeled = torch_pass(parts=Missing("no labels"))
-    torch, how = with_components(unlabeled, steps(), facts(DENSE))
+    torch, how = with_components(unlabeled, steps(), model_facts(architecture=DENSE))
     found = parts(torch)
     assert found["decode", "mlp"] == 2 * 3 * 3 * 10
     assert found["decode", "lm_head"] == 2 * 10
@@ -125,7 +125,7 @@ def test_a_run_gets_the_time_of_each_component() -> None:
     ],
 )
 def test_a_structure_that_is_not_the_models_gives_no_times(trace: Trace, word: str) -> None:
-    torch, how = with_components(torch_pass(parts=Missing("no labels")), trace, facts(DENSE))
+    torch, how = with_components(torch_pass(parts=Missing("no labels")), trace, model_facts(architecture=DENSE))
     assert isinstance(torch.parts, Missing)
     assert word in torch.parts.why
     assert how == ""
@@ -133,11 +133,13 @@ def test_a_structure_that_is_not_the_models_gives_no_times(trace: Trace, word: s
 
 def test_experts_in_a_model_without_any_give_no_times() -> None:
     trace = read_trace(ENGINES / "vllm_decode_full_graph.json.gz")
-    torch, _ = with_components(torch_pass(parts=Missing("no labels")), trace, facts({**DENSE, "num_hidden_layers": 24}))
+    torch, _ = with_components(
+        torch_pass(parts=Missing("no labels")), trace, model_facts(architecture={**DENSE, "num_hidden_layers": 24})
+    )
     assert isinstance(torch.parts, Missing)
     assert "experts, router, which the model does not have" in torch.parts.why
 
 
 def test_an_unknown_architecture_leaves_the_pass_as_it_is() -> None:
     unlabeled = torch_pass(parts=Missing("no labels"))
-    assert with_components(unlabeled, steps(), facts({"model_type": "unheard_of"})) == (unlabeled, "")
+    assert with_components(unlabeled, steps(), model_facts(architecture={"model_type": "unheard_of"})) == (unlabeled, "")

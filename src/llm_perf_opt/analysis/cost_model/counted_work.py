@@ -1,7 +1,7 @@
 """A counted model in the cost model: the work of a step in its components, the cache, and the products with weights."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, Mla
 from llm_perf_opt.analysis.cost_model.work import (
@@ -21,7 +21,7 @@ from llm_perf_opt.cost.forms import PER_CONTEXT, PER_SEQUENCE, PER_TOKEN, Sequen
 class CountedArchitecture(Architecture):
     """An architecture whose operators were counted."""
 
-    model: CountedModel = CountedModel("", (), (), (), 0)
+    model: CountedModel = field(default_factory=lambda: CountedModel("", (), (), (), 0))
     """The counted operators."""
 
     @staticmethod

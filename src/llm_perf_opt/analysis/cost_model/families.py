@@ -24,13 +24,10 @@ from llm_perf_opt.analysis.cost_model.blocks import (
     uniform_layers,
     windows,
 )
-from llm_perf_opt.analysis.cost_model.counted_work import CountedArchitecture
 from llm_perf_opt.analysis.cost_model.vision_families import FAMILIES, Family
 from llm_perf_opt.analysis.cost_model.vision_models import text_fields, vision_of
 from llm_perf_opt.analysis.stats import shown
 from llm_perf_opt.core.errors import ConfigError, nearest
-from llm_perf_opt.core.records import ModelFacts
-from llm_perf_opt.cost.counted import CountedModel
 
 # --- Llama and similar ------------------------------------------------------------------------------------------------
 
@@ -368,15 +365,6 @@ def architecture_of(config: object, *, decoder_only: bool = False) -> Architectu
     return replace(_builder(inner_type)(Fields(fields, inner_type, "text_config.")), part_of=model_type)
 
 
-def architecture_that_ran(model: ModelFacts, *, decoder_only: bool = False) -> Architecture:
-    """Return the architecture of the model of a run: as counted there, or as its configuration describes it."""
-    if model.counted is not None:
-        return CountedArchitecture.of(CountedModel.from_json(model.counted))
-    if model.uncounted:
-        raise ConfigError(model.uncounted)
-    return architecture_of(model.architecture, decoder_only=decoder_only)
-
-
 def _with_images(config: Mapping[str, object], model_type: str, family: Family, decoder_only: bool) -> Architecture:
     fields = text_fields(config, family)
     inner_type = _model_type(fields, "text_config.")
@@ -389,12 +377,6 @@ def _with_images(config: Mapping[str, object], model_type: str, family: Family, 
 def known_model_types() -> tuple[str, ...]:
     """Return every model_type that the cost model covers."""
     return tuple(sorted(_BUILDERS))
-
-
-def has_formulas(config: Mapping[str, object]) -> bool:
-    """Return whether the cost of a configuration is computed by formulas, or rejected by them for its fields."""
-    model_type = config.get("model_type")
-    return not isinstance(model_type, str) or model_type in _BUILDERS or model_type in FAMILIES
 
 
 def _model_type(config: Mapping[str, object], prefix: str) -> str:

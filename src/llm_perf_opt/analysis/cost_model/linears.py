@@ -61,7 +61,9 @@ def _uses(architecture: Architecture, step: Step) -> Iterator[_Use]:
 
 def _counted(model: CountedModel, step: Step) -> Iterator[_Use]:
     sequences = ((step.new_tokens, step.cached_tokens),)
-    operators = [(operator, times * operator.count) for part, times in model.parts() for operator in latent(part, Mla.EXPAND_ONCE)]
+    operators = [
+        (operator, times * operator.count) for part, times in model.parts() for operator in latent(part, Mla.EXPAND_ONCE)
+    ]
     for operator, times in operators:
         matrix = operator.inputs, operator.outputs
         if operator.kind == "experts":

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.cost_model.cost import step_cost
-from llm_perf_opt.analysis.cost_model.families import architecture_that_ran
+from llm_perf_opt.analysis.cost_model.models import architecture_that_ran
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.findings.finding import Bounds, PredictedTime, Saving, ToTry

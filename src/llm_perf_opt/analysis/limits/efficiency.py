@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, Mla
 from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, combined, compute_dtype, step_cost
-from llm_perf_opt.analysis.cost_model.families import architecture_that_ran
+from llm_perf_opt.analysis.cost_model.models import architecture_that_ran
 from llm_perf_opt.analysis.cost_model.vision import ModuleWork
 from llm_perf_opt.analysis.cost_model.vision_models import modules_cost, submodule_cost, vision_of
 from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps

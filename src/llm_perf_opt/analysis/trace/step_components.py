@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llm_perf_opt.analysis.cost_model.cost import COMPONENT_NAMES, step_cost
-from llm_perf_opt.analysis.cost_model.families import architecture_that_ran
+from llm_perf_opt.analysis.cost_model.models import architecture_that_ran
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.trace.document import ComponentLine, ComponentTable
 from llm_perf_opt.analysis.trace.intervals import sums
