@@ -14,9 +14,12 @@ from typing import Literal, get_args
 
 from llm_perf_opt.core.errors import LlmPerfError
 
-Term = Literal["step", "longest", "sequence", "new", "cached", "new²", "new×cached", "whole", "rest"]
+Term = Literal[
+    "step", "longest", "sequence", "new", "cached", "new²", "new×cached", "whole", "rest", "rest²", "longest context"
+]  # fmt: skip
 TERMS: tuple[Term, ...] = get_args(Term)
-"""What a figure may grow with: nothing, the largest q, the sequences, or sums over them of q, p, q² and q · p, of the tokens in whole blocks, and of those that are left."""
+"""What a figure may grow with: nothing, the largest q, the sequences, sums over them of q, p, q² and q · p, of the tokens in whole
+blocks, of those that are left and of their squares, and the largest p + q."""
 
 Sequences = tuple[tuple[int, int], ...]
 """New and cached tokens of each sequence of a step."""
@@ -39,6 +42,8 @@ def term_values(sequences: Sequences, block: int = 1) -> dict[Term, int]:
         "new×cached": sum(new * cached for new, cached in padded),
         "whole": sum(new // block * block for new, _ in sequences),
         "rest": sum(new % block for new, _ in sequences),
+        "rest²": sum((new % block) ** 2 for new, _ in sequences),
+        "longest context": max((new + cached for new, cached in sequences), default=0),
     }
 
 
@@ -102,8 +107,12 @@ PER_TOKEN = Form.of(new=1)
 PER_SEQUENCE = Form.of(sequence=1)
 PER_STEP = Form.of(step=1)
 PER_CONTEXT = Form.of(new=1, cached=1)
-_SIMPLE = (PER_TOKEN, PER_SEQUENCE, PER_STEP, Form.of(longest=1), PER_CONTEXT, Form.of(**{"new²": 1, "new×cached": 1}), Form.of(cached=1))
+_SIMPLE = (
+    PER_TOKEN, PER_SEQUENCE, PER_STEP, Form.of(longest=1), PER_CONTEXT, Form.of(**{"longest context": 1}),
+    Form.of(**{"new²": 1, "new×cached": 1}), Form.of(cached=1),
+)  # fmt: skip
 """Tried first: nearly every operator of a model has one of them."""
+_MOST_TERMS = 4
 _BLOCKS = (1, 16, 32, 64, 128, 256)
 """Tokens in a chunk of a scan, as the libraries have them."""
 
@@ -145,7 +154,7 @@ def _one(points: Sequence[tuple[Sequences, int]], sizes: Sequence[int] = _BLOCKS
         return NOTHING
     simple = (found for form in _SIMPLE if (found := _scaled(form, points)) is not None)
     blocks = [block for block in sizes if _solved(points, TERMS, block, least=0) is not None]  # the others fit no choice of terms
-    chosen = ((terms, block) for size in range(1, len(TERMS)) for block in blocks for terms in combinations(TERMS, size))
+    chosen = ((terms, block) for size in range(1, _MOST_TERMS + 1) for block in blocks for terms in combinations(TERMS, size))
     solved = (found for terms, block in chosen if (found := _solved(points, terms, block)) is not None)
     return next(simple, None) or next(solved, None)
 
