@@ -30,8 +30,6 @@ class Balance:
     def __init__(self) -> None:
         self._shares: dict[int, Fraction] = {}
         """Mean of the values of a tensor, by storage."""
-        self._numbered: dict[int, int] = {}
-        """Indices of all entries of something, in order: the width of a row, by storage."""
         self._carried: dict[Any, Fraction] = defaultdict(Fraction)
         self._kept: list[torch.Tensor] = []  # a storage that is freed gives its address to another one
         self.guessed: set[str] = set()
@@ -84,20 +82,16 @@ class Balance:
         return torch.tensor(values, dtype=dtype or source.dtype, device="cpu").reshape(source.shape)
 
     def _scalar(self, source: torch.Tensor) -> bool | int | float:
-        width = self._numbered.get(_storage(source))
-        if width is not None:
-            return source.storage_offset() // width
         self.guessed.add("_local_scalar_dense")
         if source.dtype is torch.bool:
             return True
         return 1.0 if source.dtype.is_floating_point else 1
 
     def _nonzero(self, where: Any, source: torch.Tensor) -> torch.Tensor:
-        found = source.new_empty((self._number(where, source), source.ndim), dtype=torch.long)
-        if found.shape[0] == source.numel():
-            self._kept.append(found)
-            self._numbered[_storage(found)] = source.ndim
-        return found
+        number = self._number(where, source)
+        if source.ndim == 1 and number == source.numel():  # all of a list: as real numbers, with which a program may go through it
+            return torch.arange(number, device="cpu")[:, None]
+        return source.new_empty((number, source.ndim), dtype=torch.long)
 
     def _number(self, where: Any, source: torch.Tensor) -> int:
         """Return how many values are set: the known share, otherwise all of a list and half of anything else."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Caches = Literal["own", "empty", "none"]
 """The model makes its own cache; gets an empty one; or runs without, as it cannot run with one."""
+SOURCE = 512
+"""Tokens of a source sequence, where a decoder reads an encoder's."""
 NAME = "llm_perf_opt_counted"
 """Under this name the counted attention is registered with transformers."""
 _SESSIONS = ((1, 24, 3), (2, 40, 75), (3, 17, 2), (1, 150, 270), (2, 330, 4), (5, 33, 6))
@@ -61,6 +63,8 @@ class Program:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.caches: Caches = "own"
+        self.encoder = _encoder_of(model)
+        self._width = 0
         self.chunks = True
         """Whether several new tokens on cached ones are counted: some models refuse them."""
         self.follow()
@@ -101,12 +105,7 @@ class Program:
     def _running(self) -> list[Any]:
         """Return the modules outside layers that need not run."""
         idle = {id(module) for number in self.same_as for module in self.layers[number][1].modules()}
-        shared = {
-            id(module)
-            for number, (_, layer) in enumerate(self.layers)
-            if number not in self.same_as
-            for module in layer.modules()
-        }
+        shared = {id(module) for number, (_, layer) in enumerate(self.layers) if number not in self.same_as for module in layer.modules()}
         return [module for module in self.model.modules() if id(module) not in idle - shared]
 
     @contextmanager
@@ -138,14 +137,27 @@ class Program:
             from transformers import DynamicCache
 
             given["past_key_values"] = DynamicCache()
-        step, output = self._counted(
-            ((new, cached),) * sequences, sequences * new, lambda ids: self.model(input_ids=ids, **given)
-        )
+        tokens = "input_ids"
+        if self.encoder is not None:
+            tokens = "decoder_input_ids"
+            given["encoder_outputs"] = self._encoded(sequences)
+        step, output = self._counted(((new, cached),) * sequences, sequences * new, lambda ids: self.model(**{tokens: ids}, **given))
         kept = {name: value for name, value in output.items() if name in accepted and value is not None}
         if self.caches == "none":
             kept = {}
         self._hold(step, kept)
         return step, kept
+
+    def encode(self, sequences: int, source: int) -> Counted:
+        """Count the encoder on sequences of source tokens."""
+        step, output = self._counted(((source, 0),) * sequences, sequences * source, lambda ids: self.encoder(input_ids=ids, return_dict=True))
+        self._width = output[0].shape[-1]
+        return step
+
+    def _encoded(self, sequences: int) -> Any:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        return BaseModelOutput(last_hidden_state=torch.empty(sequences, SOURCE, self._width, device="meta"))
 
     def _counted(self, sequences: Sequences, tokens: int, run: Callable[[torch.Tensor], Any]) -> tuple[Counted, Any]:
         step = Counted(sequences, tokens=tokens)
@@ -182,6 +194,14 @@ class Program:
         return {id(module) for module in self.model.modules()} != set(self._paths)
 
 
+def _encoder_of(model: Any) -> Any:
+    """Return the encoder whose output the model's decoder reads, None if there is none."""
+    if not getattr(model.config, "is_encoder_decoder", False) or "encoder_outputs" not in signature(model.forward).parameters:
+        return None
+    encoder = model.get_encoder()
+    return None if encoder is model else encoder
+
+
 def _stacked(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the entries of the outermost lists of modules."""
     inside: list[str] = []
@@ -210,7 +230,9 @@ def _repeated(layers: Sequence[Any]) -> dict[int, int]:
     groups: dict[str, list[int]] = defaultdict(list)
     for number, layer in enumerate(layers):
         groups[repr(_settings(layer))].append(number)
-    return {number: members[0] for members in groups.values() if len(members) >= _LEAST_REPEATED for number in members[1:-1]}
+    return {
+        number: members[0] for members in groups.values() if len(members) >= _LEAST_REPEATED for number in members[1:-1]
+    }
 
 
 def _keeper(outputs: dict[int, Any], number: int) -> Callable[..., None]:
@@ -291,6 +313,17 @@ def count_steps(program: Program) -> list[Counted]:
         except _REFUSALS as error:
             refusals.append(error)
     raise refusals[0]
+
+
+def count_encoder(program: Program) -> list[Counted]:
+    """Return the counted steps of the encoder alone, of each session's prompt; none if the model has no encoder."""
+    if program.encoder is None:
+        return []
+    steps = [program.encode(sequences, source) for sequences, source, _ in _SESSIONS]
+    if program.changed():
+        program.follow()
+        return count_encoder(program)
+    return steps
 
 
 def _all_steps(program: Program) -> list[Counted]:

@@ -15,10 +15,12 @@ from typing import Literal, get_args
 
 from llm_perf_opt.core.errors import LlmPerfError
 
-Term = Literal["step", "longest", "sequence", "new", "cached", "new²", "new×cached", "whole", "rest"]
+Term = Literal[
+    "step", "longest", "sequence", "new", "cached", "new²", "new×cached", "whole", "rest", "rest²", "longest context"
+]  # fmt: skip
 TERMS: tuple[Term, ...] = get_args(Term)
-"""What a figure may grow with: nothing, the largest q, the sequences, or sums over them of q, p, q², q · p, of the tokens in
-whole blocks, and of those that are left."""
+"""What a figure may grow with: nothing, the largest q, the sequences, sums over them of q, p, q² and q · p, of the tokens in
+whole blocks, of those that are left and of their squares, and the largest p + q."""
 
 _NUMBER = re.compile(r"-?\d{1,30}(/[1-9]\d{0,29})?")
 
@@ -46,6 +48,8 @@ def term_values(sequences: Sequences, block: int = 1, times: int = 1) -> dict[Te
         "new×cached": times * sum(new * cached for new, cached in padded),
         "whole": times * sum(new // block * block for new, _ in sequences),
         "rest": times * sum(new % block for new, _ in sequences),
+        "rest²": times * sum((new % block) ** 2 for new, _ in sequences),
+        "longest context": max((new + cached for new, cached in sequences), default=0),
     }
 
 
@@ -118,8 +122,10 @@ PER_SEQUENCE = Form.of(sequence=1)
 PER_STEP = Form.of(step=1)
 PER_CONTEXT = Form.of(new=1, cached=1)
 _PER_PAIR = Form.of(**{"new²": 1, "new×cached": 1})
-_SIMPLE = (PER_TOKEN, PER_SEQUENCE, PER_STEP, Form.of(longest=1), PER_CONTEXT, _PER_PAIR, Form.of(cached=1))
+_LONGEST = (Form.of(longest=1), Form.of(**{"longest context": 1}))
+_SIMPLE = (PER_TOKEN, PER_SEQUENCE, PER_STEP, *_LONGEST, PER_CONTEXT, _PER_PAIR, Form.of(cached=1))
 """Tried first: nearly every operator of a model has one of them."""
+_MOST_TERMS = 4
 _BLOCKS = (1, 16, 32, 64, 128, 256)
 """Tokens in a chunk of a scan, as the libraries have them."""
 
@@ -161,7 +167,7 @@ def _one(points: Sequence[tuple[Sequences, int]], sizes: Sequence[int] = _BLOCKS
         return NOTHING
     simple = (found for form in _SIMPLE if (found := _scaled(form, points)) is not None)
     blocks = [block for block in sizes if _solved(points, TERMS, block, least=0) is not None]  # the others fit no choice of terms
-    chosen = ((terms, block) for size in range(1, len(TERMS)) for block in blocks for terms in combinations(TERMS, size))
+    chosen = ((terms, block) for size in range(1, _MOST_TERMS + 1) for block in blocks for terms in combinations(TERMS, size))
     solved = (found for terms, block in chosen if (found := _solved(points, terms, block)) is not None)
     return next(simple, None) or next(solved, None)
 

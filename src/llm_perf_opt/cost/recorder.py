@@ -94,10 +94,11 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name
         namespace, _, short = name.partition("::")
-        if namespace == "aten" and short in NEED_DATA and not (short == "repeat_interleave" and kwargs.get("output_size")):
-            return self._balance.answer(self._model.where, short, args, kwargs)
         tensors = [value for value in flat((args, kwargs)) if isinstance(value, torch.Tensor)]
-        if short == "_to_copy" and tensors[0].is_meta and _leaves(kwargs.get("device")):
+        blind = any(value.is_meta for value in tensors)
+        if blind and namespace == "aten" and short in NEED_DATA and not (short == "repeat_interleave" and kwargs.get("output_size")):
+            return self._balance.answer(self._model.where, short, args, kwargs)
+        if short == "_to_copy" and blind and _leaves(kwargs.get("device")):
             return self._balance.on_cpu(tensors[0], kwargs.get("dtype"))
         output = self._pointwise(func, args, kwargs, tensors)
         self._balance.follow(short, args, output)

@@ -128,7 +128,7 @@ class _Part:
             heads, kv_heads, key_dim, value_dim = site.shape
             return Operator(
                 "attention", entry.path, component, heads=heads, kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim,
-                window=site.window, causal=site.causal,
+                window=site.window, causal=site.causal, keys=_other_keys(entry),
             )  # fmt: skip
         if kind == "product":
             inputs, outputs = site.shape
@@ -227,6 +227,13 @@ class _Part:
                 yield Operator("cache", name, "kv", elements=int(per_token.pop()), window=window)
             else:
                 raise LlmPerfError(f"The cache {key[1]} grows neither with the tokens nor not at all.")
+
+
+def _other_keys(entry: _Entry) -> int:
+    """Return how many keys there are, if as many in every step while its tokens differ."""
+    counted = {site.rows for _, site in entry.points if site is not None}
+    tokens = {sum(sequences[0]) for sequences, site in entry.points if site is not None}
+    return counted.pop() if len(counted) == 1 and len(tokens) > 1 else 0
 
 
 def kept_tokens(tokens: int, window: int | None) -> int:
