@@ -57,7 +57,8 @@ def _counted(fields: Mapping[str, Any]) -> CountedModel:
     try:
         config = AutoConfig.for_model(model_type, **rest)
     except Exception as error:  # each model's class checks its fields in its own way
-        raise ConfigError(f"The configuration of '{model_type}' is rejected by transformers: {words_of(error)}") from error
+        words = " ".join(words_of(error).split())
+        raise ConfigError(f"The configuration of '{model_type}' is rejected by transformers: {words}", "Check its fields.") from error
     return count_config(config)
 
 
@@ -69,6 +70,8 @@ def count_config(config: "PretrainedConfig") -> CountedModel:
     from llm_perf_opt.cost.structure import model_of
 
     name, level = str(config.model_type), logging.get_verbosity()
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(f"'{name}' has an encoder and a decoder; only models that are a decoder are counted.")
     logging.set_verbosity_error()  # it warns of kernels that are not installed, of which none would run
     try:
         program = Program(meta_model(config))

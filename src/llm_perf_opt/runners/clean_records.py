@@ -72,13 +72,14 @@ def _with_operators(session: Session) -> ModelFacts:
     facts, model = _counted(session), session.model
     if model is None or session.ranks is not None or session.workload.vision is not None:
         return facts
-    if has_formulas(facts.architecture):
+    config = model.config.get_text_config(decoder=True)
+    if has_formulas(facts.architecture) or has_formulas(config.to_dict()):
         return facts
     try:
-        counted = count_config(copy.deepcopy(model.config))
+        counted = count_config(copy.deepcopy(config))
     except ConfigError as error:
         return replace(facts, counted=error.fact)
-    if counted.params != facts.parameters:
+    if config is model.config and counted.params != facts.parameters:
         counts = f"{counted.params:,} parameters, not {facts.parameters:,}"
         return replace(facts, counted=f"the model that transformers builds from this configuration has {counts}")
     return replace(facts, counted=counted.to_json())

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
-from llm_perf_opt.analysis.cost_model.counted_work import CountedArchitecture
-from llm_perf_opt.analysis.cost_model.families import known_model_types
 from llm_perf_opt.analysis.cost_model.communication import EXPERT_EXCHANGES, ExpertExchange
 from llm_perf_opt.analysis.cost_model.cost import Formats
+from llm_perf_opt.analysis.cost_model.counted_work import CountedArchitecture
+from llm_perf_opt.analysis.cost_model.families import known_model_types
 from llm_perf_opt.analysis.cost_model.sharding import Plan, check_plan, divides_tokens
 from llm_perf_opt.analysis.limits.hardware import MEMORY_SHARE, Hardware
 from llm_perf_opt.analysis.limits.links import Link, fabric_of

@@ -1,6 +1,7 @@
 """The architecture of any model: by formulas where its model_type has some, otherwise as its operators are counted."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.counted_work import CountedArchitecture
@@ -13,10 +14,15 @@ from llm_perf_opt.cost.models import count_model
 
 
 def architecture_described(config: object, *, decoder_only: bool = False) -> Architecture:
-    """Return the architecture of a configuration, counted now if its model_type has no formulas."""
-    if not isinstance(config, Mapping) or decoder_only or has_formulas(config):
+    """Return the architecture of a configuration; it is counted now if its model_type has no formulas."""
+    if not isinstance(config, Mapping) or has_formulas(config):
         return architecture_of(config, decoder_only=decoder_only)
-    return CountedArchitecture.of(count_model(config))
+    inner = config.get("text_config")
+    if inner is None:
+        return CountedArchitecture.of(count_model(config))
+    if not isinstance(inner, Mapping) or not decoder_only or has_formulas(inner):
+        return architecture_of(config, decoder_only=decoder_only)
+    return replace(CountedArchitecture.of(count_model(inner)), part_of=str(config["model_type"]))
 
 
 def architecture_that_ran(model: ModelFacts, *, decoder_only: bool = False) -> Architecture:
