@@ -242,6 +242,7 @@ def carriers_of(architecture: Architecture, formats: Formats) -> Mapping[Compone
         # The projection that expands the latent also reads it; otherwise attention reads the cache.
         "kv_read": "attention_projections" if reexpands else "attention_core",
         "kv_write": "attention_projections",
+        "state": "recurrent",
     }
 
 

@@ -28,7 +28,7 @@ from llm_perf_opt.core.records import Maybe, Missing
 
 Bound = Literal["compute", "memory"]
 
-_CACHE_COMPONENTS = frozenset({"attention_core", "kv_read", "kv_write"})
+_CACHE_COMPONENTS = frozenset({"attention_core", "kv_read", "kv_write", "state"})
 
 _MOST_BATCH = 2**20
 """The largest batch tried before decode counts as never compute-bound."""
