@@ -37,7 +37,8 @@ PLAIN = (
 
 
 def _config(name: str) -> Any:
-    return transformers.AutoConfig.for_model(name, **(SMALL | OWN.get(name, {})))
+    options = {key: value for key, value in (SMALL | OWN.get(name, {})).items() if value is not None}
+    return transformers.AutoConfig.for_model(name, **options)
 
 
 def _counted(name: str) -> tuple[CountedModel, Program]:
@@ -70,7 +71,9 @@ def test_components_are_found_by_structure(name: str, components: set[str]) -> N
     assert set(_components(_counted(name)[0])) == components
 
 
-@pytest.mark.parametrize(("name", "experts", "active"), [("olmoe", 8, 2), ("jetmoe", 4, 2), ("jamba", 4, 2), ("qwen3_next", 4, 2)])
+@pytest.mark.parametrize(
+    ("name", "experts", "active"), [("olmoe", 8, 2), ("jetmoe", 4, 2), ("jamba", 4, 2), ("qwen3_next", 4, 2)]
+)
 def test_experts_are_counted_once_per_choice(name: str, experts: int, active: int) -> None:
     model, _ = _counted(name)
 
@@ -94,9 +97,12 @@ def _flops(model: CountedModel, new: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("name", ["falcon", "cohere", "glm4", "olmoe", "jetmoe", *(pytest.param(n, marks=pytest.mark.slow) for n in PLAIN)])
+@pytest.mark.parametrize(
+    "name", ["falcon", "cohere", "glm4", "olmoe", "jetmoe", *(pytest.param(n, marks=pytest.mark.slow) for n in PLAIN)]
+)
 def test_full_attention_and_parameters_are_those_of_torch(name: str) -> None:
     config = _config(name)
+    config._experts_implementation = "eager"  # torch's counter has no formula for grouped products
     real = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     model, _ = _counted(name)
     from inspect import signature

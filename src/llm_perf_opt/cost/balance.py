@@ -89,7 +89,9 @@ class Balance:
 
     def _nonzero(self, where: Any, source: torch.Tensor) -> torch.Tensor:
         number = self._number(where, source)
-        if source.ndim == 1 and number == source.numel():  # all of a list: as real numbers, with which a program may go through it
+        if (
+            source.ndim == 1 and number == source.numel()
+        ):  # all of a list: as real numbers, with which a program may go through it
             return torch.arange(number, device="cpu")[:, None]
         return source.new_empty((number, source.ndim), dtype=torch.long)
 

@@ -105,7 +105,12 @@ class Program:
     def _running(self) -> list[Any]:
         """Return the modules outside layers that need not run."""
         idle = {id(module) for number in self.same_as for module in self.layers[number][1].modules()}
-        shared = {id(module) for number, (_, layer) in enumerate(self.layers) if number not in self.same_as for module in layer.modules()}
+        shared = {
+            id(module)
+            for number, (_, layer) in enumerate(self.layers)
+            if number not in self.same_as
+            for module in layer.modules()
+        }
         return [module for module in self.model.modules() if id(module) not in idle - shared]
 
     @contextmanager
@@ -143,7 +148,9 @@ class Program:
                 self.encode(1, SOURCE)
             tokens = "decoder_input_ids"
             given["encoder_outputs"] = self._encoded(sequences)
-        step, output = self._counted(((new, cached),) * sequences, sequences * new, lambda ids: self.model(**{tokens: ids}, **given))
+        step, output = self._counted(
+            ((new, cached),) * sequences, sequences * new, lambda ids: self.model(**{tokens: ids}, **given)
+        )
         kept = {name: value for name, value in output.items() if name in accepted and value is not None}
         if self.caches == "none":
             kept = {}
@@ -152,7 +159,9 @@ class Program:
 
     def encode(self, sequences: int, source: int) -> Counted:
         """Count the encoder on sequences of source tokens."""
-        step, output = self._counted(((source, 0),) * sequences, sequences * source, lambda ids: self.encoder(input_ids=ids, return_dict=True))
+        step, output = self._counted(
+            ((source, 0),) * sequences, sequences * source, lambda ids: self.encoder(input_ids=ids, return_dict=True)
+        )
         self._encoder_output = output
         return step
 
@@ -232,9 +241,7 @@ def _repeated(layers: Sequence[Any]) -> dict[int, int]:
     groups: dict[str, list[int]] = defaultdict(list)
     for number, layer in enumerate(layers):
         groups[repr(_settings(layer))].append(number)
-    return {
-        number: members[0] for members in groups.values() if len(members) >= _LEAST_REPEATED for number in members[1:-1]
-    }
+    return {number: members[0] for members in groups.values() if len(members) >= _LEAST_REPEATED for number in members[1:-1]}
 
 
 def _keeper(outputs: dict[int, Any], number: int) -> Callable[..., None]:

@@ -98,7 +98,9 @@ class Form:
     def from_json(values: Mapping[str, object]) -> "Form":
         """Return the form that `to_json` described."""
         found = tuple((term, Fraction(str(values[term]))) for term in TERMS if term in values)
-        pieces = [Form.from_json(piece) if isinstance(piece := values.get(name), Mapping) else None for name in ("chunk", "decode")]
+        pieces = [
+            Form.from_json(piece) if isinstance(piece := values.get(name), Mapping) else None for name in ("chunk", "decode")
+        ]
         return Form(found, int(str(values.get("block", 1))), *pieces)
 
 

@@ -70,7 +70,9 @@ _BY_NAME: Mapping[str, Callable[[Shapes], int]] = {
     "_scaled_dot_product_attention_math": lambda shapes: attention_flops(*shapes[:3]),
 }
 """Operators of the namespace aten, without their overload."""
-_CONVOLUTIONS = frozenset(("convolution", "_convolution", "convolution_overrideable", "conv1d", "conv2d", "conv3d", "cudnn_convolution"))
+_CONVOLUTIONS = frozenset(
+    ("convolution", "_convolution", "convolution_overrideable", "conv1d", "conv2d", "conv3d", "cudnn_convolution")
+)
 MAY_MULTIPLY = ("mm", "matmul", "conv", "linear", "attention", "gemm", "einsum", "lstm", "gru", "rnn", "fft")
 """Parts of names of operators that would have FLOPs; one that is not in the table is named in the result."""
 

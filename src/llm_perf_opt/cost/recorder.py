@@ -96,7 +96,12 @@ class Recorder(TorchDispatchMode):
         namespace, _, short = name.partition("::")
         tensors = [value for value in flat((args, kwargs)) if isinstance(value, torch.Tensor)]
         blind = any(value.is_meta for value in tensors)
-        if blind and namespace == "aten" and short in NEED_DATA and not (short == "repeat_interleave" and kwargs.get("output_size")):
+        if (
+            blind
+            and namespace == "aten"
+            and short in NEED_DATA
+            and not (short == "repeat_interleave" and kwargs.get("output_size"))
+        ):
             return self._balance.answer(self._model.where, short, args, kwargs)
         if short == "_to_copy" and blind and _leaves(kwargs.get("device")):
             return self._balance.on_cpu(tensors[0], kwargs.get("dtype"))
@@ -123,7 +128,9 @@ class Recorder(TorchDispatchMode):
         if self._gather(short, args, output):
             return output
         shapes = [tuple(value.shape) if isinstance(value, torch.Tensor) else () for value in args]
-        flops = flops_of(short, shapes, tuple(output.shape) if isinstance(output, torch.Tensor) else ()) if namespace == "aten" else 0
+        flops = (
+            flops_of(short, shapes, tuple(output.shape) if isinstance(output, torch.Tensor) else ()) if namespace == "aten" else 0
+        )
         if flops is None or (namespace != "aten" and "attn" in short):
             self.counted.unknown[name] += 1
             flops = 0

@@ -144,7 +144,11 @@ class _Part:
                 return None  # a bias of the experts
             return Operator("rows", entry.path, component, rows=entry.figure("rows"), inputs=table, outputs=width)
         if kind == "read":
-            return None if self._read_elsewhere(entry) or not site.read else Operator("read", entry.path, component, params=site.read)
+            return (
+                None
+                if self._read_elsewhere(entry) or not site.read
+                else Operator("read", entry.path, component, params=site.read)
+            )
         return Operator("other", entry.path, component, flops=entry.figure("flops"))
 
     def _read_elsewhere(self, entry: _Entry) -> bool:
@@ -202,7 +206,9 @@ class _Part:
             return "norms"
         if entry.site.kind == "rows":
             return "embedding"
-        after = any(site is not None and site.order > last for (_, site), last in zip(entry.points, self._last_layer, strict=True))
+        after = any(
+            site is not None and site.order > last for (_, site), last in zip(entry.points, self._last_layer, strict=True)
+        )
         return "lm_head" if after else "embedding"
 
     def _caches(self) -> Iterator[Operator]:
