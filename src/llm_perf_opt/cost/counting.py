@@ -64,7 +64,7 @@ class Program:
         self.model = model
         self.caches: Caches = "own"
         self.encoder = _encoder_of(model)
-        self._width = 0
+        self._encoder_output: Any = None
         self.chunks = True
         """Whether several new tokens on cached ones are counted: some models refuse them."""
         self.follow()
@@ -144,6 +144,8 @@ class Program:
             given["past_key_values"] = DynamicCache()
         tokens = "input_ids"
         if self.encoder is not None:
+            if self._encoder_output is None:
+                self.encode(1, SOURCE)
             tokens = "decoder_input_ids"
             given["encoder_outputs"] = self._encoded(sequences)
         step, output = self._counted(
@@ -160,13 +162,13 @@ class Program:
         step, output = self._counted(
             ((source, 0),) * sequences, sequences * source, lambda ids: self.encoder(input_ids=ids, return_dict=True)
         )
-        self._width = output[0].shape[-1]
+        self._encoder_output = output
         return step
 
     def _encoded(self, sequences: int) -> Any:
-        from transformers.modeling_outputs import BaseModelOutput
-
-        return BaseModelOutput(last_hidden_state=torch.empty(sequences, SOURCE, self._width, device="meta"))
+        made = self._encoder_output
+        hidden = torch.empty(sequences, SOURCE, made[0].shape[-1], device="meta")
+        return type(made)(last_hidden_state=hidden)
 
     def _counted(self, sequences: Sequences, tokens: int, run: Callable[[torch.Tensor], Any]) -> tuple[Counted, Any]:
         step = Counted(sequences, tokens=tokens)
