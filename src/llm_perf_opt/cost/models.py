@@ -58,7 +58,9 @@ def _counted(fields: Mapping[str, Any]) -> CountedModel:
         config = AutoConfig.for_model(model_type, **rest)
     except Exception as error:  # each model's class checks its fields in its own way
         words = " ".join(words_of(error).split())
-        raise ConfigError(f"The configuration of '{model_type}' is rejected by transformers: {words}", "Check its fields.") from error
+        raise ConfigError(
+            f"The configuration of '{model_type}' is rejected by transformers: {words}", "Check its fields."
+        ) from error
     return count_config(config)
 
 
