@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llm_perf_opt.cost.forms import NOTHING, Form, NoForm, Sequences, fitted
+from llm_perf_opt.cost.forms import NOTHING, Form, NoFormError, Sequences, fitted
 
 SESSIONS = ((1, 24, 3), (2, 40, 75), (3, 17, 2), (1, 150, 270), (2, 330, 4), (5, 33, 6))
 STEPS: list[Sequences] = [
@@ -48,7 +48,7 @@ def test_tokens_of_the_longest_sequence_are_told_from_those_of_all() -> None:
 
 @pytest.mark.parametrize("exponent", [3, 4])
 def test_figures_of_an_unknown_kind_are_refused_with_their_numbers(exponent: int) -> None:
-    with pytest.raises(NoForm, match="13,824 at 1 × 24" if exponent == 3 else "331,776 at 1 × 24"):
+    with pytest.raises(NoFormError, match="13,824 at 1 × 24" if exponent == 3 else "331,776 at 1 × 24"):
         fitted([(step, sum(new**exponent for new, _ in step)) for step in STEPS])
 
 
@@ -56,7 +56,7 @@ def test_one_figure_that_does_not_follow_is_not_smoothed_away() -> None:
     points = [(step, sum(new for new, _ in step)) for step in STEPS]
     points[7] = points[7][0], points[7][1] + 1
 
-    with pytest.raises(NoForm):
+    with pytest.raises(NoFormError):
         fitted(points)
 
 
