@@ -338,7 +338,8 @@ def count_encoder(program: Program) -> list[Counted]:
 def _all_steps(program: Program) -> list[Counted]:
     found = []
     for sequences, prompt, chunk in _SESSIONS:
-        cached, state = 0, {}
+        cached = 0
+        state: dict[str, Any] = {}
         for new in (prompt, 1, chunk)[: 3 if program.chunks else 2]:
             step, state = program.forward(sequences, new, cached, state)
             if program.changed():

@@ -16,7 +16,8 @@ from llm_perf_opt.cost.counted import CountedModel, Operator
 from llm_perf_opt.cost.forms import PER_TOKEN, Form, Sequences, fitted
 
 if TYPE_CHECKING:
-    from llm_perf_opt.cost.counting import Counted, Program, Site, Where
+    from llm_perf_opt.cost.counting import Program
+    from llm_perf_opt.cost.recorder import Counted, Site, Where
 
 _OUTSIDE = -1
 
