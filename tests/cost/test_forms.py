@@ -19,6 +19,10 @@ def _figure(one: Callable[[int, int], int]) -> Callable[[Sequences], int]:
     return lambda sequences: sum(one(new, cached) for new, cached in sequences)
 
 
+def _in_blocks(block: int) -> Callable[[Sequences], int]:
+    return _figure(lambda new, cached: -(-new // block) * block * 13)
+
+
 @pytest.mark.parametrize(
     "figure",
     [
@@ -28,7 +32,7 @@ def _figure(one: Callable[[int, int], int]) -> Callable[[Sequences], int]:
         pytest.param(lambda sequences: 11, id="of the step"),
         pytest.param(_figure(lambda q, p: 5), id="of a sequence"),
         pytest.param(_figure(lambda q, p: 5 * q + 2 * q * q + 9), id="polynomial"),
-        *(pytest.param(_figure(lambda q, p, b=b: -(-q // b) * b * 13), id=f"blocks of {b}") for b in (16, 32, 64, 128, 256)),
+        *(pytest.param(_in_blocks(block), id=f"blocks of {block}") for block in (16, 32, 64, 128, 256)),
         pytest.param(_figure(lambda q, p: 5 * (q // 64 * 64) + 3 * (q % 64)), id="whole blocks and the rest"),
         pytest.param(_figure(lambda q, p: 9 * (q // 256 * 256) + 3 * (q % 256) ** 2), id="whole blocks and a shorter one"),
         pytest.param(_figure(lambda q, p: 4 * q + 3 if not p else 6 * q if q > 1 else 8), id="other code for chunks and decode"),

@@ -17,7 +17,7 @@ class _Table(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
     """Sum what the table says."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self.names: set[str] = set()
 

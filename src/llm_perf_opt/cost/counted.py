@@ -42,8 +42,6 @@ class Operator:
     window: int | None = None
     """How many tokens a query sees, including itself; None: all."""
     causal: bool = False
-    keys: int = 0
-    """Keys that every query sees, where they are not the tokens of the step and its cache: those of an encoder."""
     elements: int = 0
     """Cached per token, or states of one sequence."""
 

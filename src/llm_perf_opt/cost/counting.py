@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils._pytree import tree_map_only
 
+from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.cost.forms import Sequences
 from llm_perf_opt.cost.recorder import Counted, Recorder, Where
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Caches = Literal["own", "empty", "none"]
-"""The model makes its own cache; gets an empty one; or runs without, as it cannot run with one."""
-SOURCE = 512
-"""Tokens of a source sequence, where a decoder reads an encoder's."""
+Caches = Literal["own", "empty"]
+"""The model makes its own cache, or gets an empty one."""
 NAME = "llm_perf_opt_counted"
 """Under this name the counted attention is registered with transformers."""
 _SESSIONS = ((1, 24, 3), (2, 40, 75), (3, 17, 2), (1, 150, 270), (2, 330, 4), (5, 33, 6))
-"""Sequences, tokens of a prefill, and of a chunk after a decode step. They tell all terms of a form apart, and leave some to check; a
-prompt and a chunk have more tokens than scans have in a block."""
+"""Sequences, tokens of a prefill, and of a chunk after a decode step. They tell all terms of a form apart, and leave some to
+check; a prompt and a chunk have more tokens than scans have in a block."""
 _INDEX = re.compile(r"idx|index|layer_(id|num|number)$|depth")
 """Names of numbers that differ between equal layers: which layer it is."""
 _LEAST_REPEATED = 3
@@ -63,10 +62,6 @@ class Program:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.caches: Caches = "own"
-        self.encoder = _encoder_of(model)
-        self._encoder_output: Any = None
-        self.chunks = True
-        """Whether several new tokens on cached ones are counted: some models refuse them."""
         self.follow()
 
     def follow(self) -> None:
@@ -136,39 +131,18 @@ class Program:
     def forward(self, sequences: int, new: int, cached: int, state: Mapping[str, Any]) -> tuple[Counted, dict[str, Any]]:
         """Count one step; return it and the caches for the next."""
         accepted = signature(self.model.forward).parameters
-        options: dict[str, Any] = {"use_cache": self.caches != "none", "logits_to_keep": 1, "return_dict": True}
+        options: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
         given = {name: value for name, value in options.items() if name in accepted} | dict(state)
         if self.caches == "empty" and not cached and "past_key_values" in accepted:
             from transformers import DynamicCache
 
             given["past_key_values"] = DynamicCache()
-        tokens = "input_ids"
-        if self.encoder is not None:
-            if self._encoder_output is None:
-                self.encode(1, SOURCE)
-            tokens = "decoder_input_ids"
-            given["encoder_outputs"] = self._encoded(sequences)
         step, output = self._counted(
-            ((new, cached),) * sequences, sequences * new, lambda ids: self.model(**{tokens: ids}, **given)
+            ((new, cached),) * sequences, sequences * new, lambda ids: self.model(input_ids=ids, **given)
         )
         kept = {name: value for name, value in output.items() if name in accepted and value is not None}
-        if self.caches == "none":
-            kept = {}
         self._hold(step, kept)
         return step, kept
-
-    def encode(self, sequences: int, source: int) -> Counted:
-        """Count the encoder on sequences of source tokens."""
-        step, output = self._counted(
-            ((source, 0),) * sequences, sequences * source, lambda ids: self.encoder(input_ids=ids, return_dict=True)
-        )
-        self._encoder_output = output
-        return step
-
-    def _encoded(self, sequences: int) -> Any:
-        made = self._encoder_output
-        hidden = torch.empty(sequences, SOURCE, made[0].shape[-1], device="meta")
-        return type(made)(last_hidden_state=hidden)
 
     def _counted(self, sequences: Sequences, tokens: int, run: Callable[[torch.Tensor], Any]) -> tuple[Counted, Any]:
         step = Counted(sequences, tokens=tokens)
@@ -203,14 +177,6 @@ class Program:
     def changed(self) -> bool:
         """Return whether the model has made itself other modules while it ran."""
         return {id(module) for module in self.model.modules()} != set(self._paths)
-
-
-def _encoder_of(model: Any) -> Any:
-    """Return the encoder whose output the model's decoder reads, None if there is none."""
-    if not getattr(model.config, "is_encoder_decoder", False) or "encoder_outputs" not in signature(model.forward).parameters:
-        return None
-    encoder = model.get_encoder()
-    return None if encoder is model else encoder
 
 
 def _stacked(model: Any) -> Iterator[tuple[str, Any]]:
@@ -279,22 +245,14 @@ def _tensors(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, torch
             yield from _tensors(f"{name}.{key}", entry, seen)
 
 
-def meta_model(config: "PretrainedConfig", auto: Any = None) -> Any:
-    """Return a model without memory, with the attention that is counted; of a composite one that cannot be built, its text decoder."""
+def meta_model(config: "PretrainedConfig") -> Any:
+    """Return a model without memory, with the attention that is counted."""
     from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)
-    text = config.get_text_config(decoder=True)
-    for part in (config, text):
-        part._experts_implementation = "batched_mm"
-    make = (auto or AutoModelForCausalLM).from_config
-    try:
-        return _built(make, config)
-    except (AttributeError, ImportError, TypeError, KeyError, ValueError):
-        if text is config:
-            raise
-        return _built(AutoModelForCausalLM.from_config, text)
+    config._experts_implementation = "batched_mm"
+    return _built(AutoModelForCausalLM.from_config, config)
 
 
 def _built(make: Callable[..., Any], config: "PretrainedConfig") -> Any:
@@ -312,27 +270,15 @@ def _built(make: Callable[..., Any], config: "PretrainedConfig") -> Any:
 
 
 def count_steps(program: Program) -> list[Counted]:
-    """Return the counted steps of all sessions; if the model cannot run with its own cache, with an empty one or without."""
-    refusals = []
-    ways: tuple[tuple[Caches, bool], ...] = (("own", True), ("own", False), ("empty", True), ("none", False))
-    for caches, chunks in ways:
-        program.caches, program.chunks = caches, chunks
+    """Return the counted steps of all sessions; if the model cannot run with its own cache, with an empty one."""
+    try:
+        return _all_steps(program)
+    except _REFUSALS as error:
+        program.caches = "empty"
         try:
             return _all_steps(program)
-        except _REFUSALS as error:
-            refusals.append(error)
-    raise refusals[0]
-
-
-def count_encoder(program: Program) -> list[Counted]:
-    """Return the counted steps of the encoder alone, of each session's prompt; none if the model has no encoder."""
-    if program.encoder is None:
-        return []
-    steps = [program.encode(sequences, source) for sequences, source, _ in _SESSIONS]
-    if program.changed():
-        program.follow()
-        return count_encoder(program)
-    return steps
+        except _REFUSALS:
+            raise error from None
 
 
 def _all_steps(program: Program) -> list[Counted]:
@@ -340,13 +286,13 @@ def _all_steps(program: Program) -> list[Counted]:
     for sequences, prompt, chunk in _SESSIONS:
         cached = 0
         state: dict[str, Any] = {}
-        for new in (prompt, 1, chunk)[: 3 if program.chunks else 2]:
+        for new in (prompt, 1, chunk):
             step, state = program.forward(sequences, new, cached, state)
             if program.changed():
                 program.follow()
                 return _all_steps(program)
-            found.append(step)
             if not state:
-                break
+                raise LlmPerfError("Its forward returns no cache, so that its decode steps cannot be counted.")
+            found.append(step)
             cached += new
     return found

@@ -78,7 +78,7 @@ MAY_MULTIPLY = ("mm", "matmul", "conv", "linear", "attention", "gemm", "einsum",
 
 
 def flops_of(name: str, shapes: Shapes, output: Shape = (), transposed: bool = False) -> int | None:
-    """Return the FLOPs of an operator called `name` (of aten, without namespace and overload); None if the table has no formula."""
+    """Return the FLOPs of an operator of aten, named without namespace and overload; None if the table has no formula."""
     if name in _CONVOLUTIONS:
         return _convolution(shapes, output, transposed)
     formula = _BY_NAME.get(name)

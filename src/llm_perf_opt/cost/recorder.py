@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,9 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from llm_perf_opt.cost.balance import COPIES, NEED_DATA, Balance
 from llm_perf_opt.cost.forms import Sequences
 from llm_perf_opt.cost.operators import attention_flops, flops_of
-
-if TYPE_CHECKING:
-    from llm_perf_opt.cost.counting import Program
 
 _CHOICES = 2
 """Dimensions of a table or matrix; a stack of experts has more."""
@@ -58,11 +55,26 @@ class Counted:
     tokens: int = 0
 
 
+class Followed(Protocol):
+    """A model whose running module is known."""
+
+    parameters: dict[int, str]
+    """Names of parameters by storage."""
+    shapes: dict[str, tuple[int, ...]]
+    calls: Counter[Where]
+    dtypes: dict[Any, torch.dtype]
+    """Of the results of operators that work value by value, by the operator and the types of its arguments."""
+
+    @property
+    def where(self) -> Where:
+        """The layer and module that run now."""
+
+
 class Recorder(TorchDispatchMode):
     """Record every operator of a forward at its module."""
 
-    def __init__(self, model: "Program", counted: Counted) -> None:
-        super().__init__()
+    def __init__(self, model: Followed, counted: Counted) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self._model, self.counted = model, counted
         self._gathered: dict[int, tuple[str, int]] = {}
         """Storages of weights that were gathered for each choice of an expert: the parameter, and how many rows of it."""

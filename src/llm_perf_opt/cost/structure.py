@@ -126,10 +126,12 @@ class _Part:
         site, kind = entry.site, entry.site.kind
         component = self._component(entry)
         if kind == "attention":
+            if any(step and step.rows not in (sum(one[0]), _seen(one[0], site.window)) for one, step in entry.points):
+                raise LlmPerfError(f"{entry.path}: attends to other keys than those of the step and its cache.")
             heads, kv_heads, key_dim, value_dim = site.shape
             return Operator(
                 "attention", entry.path, component, heads=heads, kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim,
-                window=site.window, causal=site.causal, keys=_other_keys(entry),
+                window=site.window, causal=site.causal,
             )  # fmt: skip
         if kind == "product":
             inputs, outputs = site.shape
@@ -145,11 +147,9 @@ class _Part:
                 return None  # a bias of the experts
             return Operator("rows", entry.path, component, rows=entry.figure("rows"), inputs=table, outputs=width)
         if kind == "read":
-            return (
-                None
-                if self._read_elsewhere(entry) or not site.read
-                else Operator("read", entry.path, component, params=site.read)
-            )
+            if self._read_elsewhere(entry) or not site.read:
+                return None
+            return Operator("read", entry.path, component, params=site.read)
         return Operator("other", entry.path, component, flops=entry.figure("flops"))
 
     def _read_elsewhere(self, entry: _Entry) -> bool:
@@ -172,8 +172,8 @@ class _Part:
             and other.site.shape[1] == outputs
         ]  # fmt: skip
         return Operator(
-            "experts", entry.path, component, rows=rows, inputs=inputs, outputs=outputs, params=inputs * outputs + sum(biases[:1]),
-            experts=self._experts[entry.path], active=int(active),
+            "experts", entry.path, component, rows=rows, inputs=inputs, outputs=outputs,
+            params=inputs * outputs + sum(biases[:1]), experts=self._experts[entry.path], active=int(active),
         )  # fmt: skip
 
     def _component(self, entry: _Entry) -> str:
@@ -230,11 +230,9 @@ class _Part:
                 raise LlmPerfError(f"The cache {key[1]} grows neither with the tokens nor not at all.")
 
 
-def _other_keys(entry: _Entry) -> int:
-    """Return how many keys there are, if as many in every step while its tokens differ."""
-    counted = {site.rows for _, site in entry.points if site is not None}
-    tokens = {sum(sequences[0]) for sequences, site in entry.points if site is not None}
-    return counted.pop() if len(counted) == 1 and len(tokens) > 1 else 0
+def _seen(sequence: tuple[int, int], window: int | None) -> int:
+    """Return the keys that a cache with this window hands to attention: the new ones and those it kept."""
+    return sequence[0] + kept_tokens(sequence[1], window)
 
 
 def kept_tokens(tokens: int, window: int | None) -> int:
