@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.cost_model.models import architecture_described, arch
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.cost.models import count_model
+from llm_perf_opt.cost.models import count_config, count_model
 
 SMALL = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 OLMOE: dict[str, Any] = {"model_type": "olmoe", **SMALL, "num_experts": 6, "num_experts_per_tok": 2}
@@ -47,6 +47,16 @@ def test_a_state_does_not_grow_with_the_context() -> None:
     near, far = (step_cost(model, Step(1, 1, cached)) for cached in (10, 100_000))
     assert near == far
     assert {part.name for part in near.components} >= {"recurrent", "state", "lm_head"}
+
+
+def test_inference_mode_changes_nothing() -> None:
+    import torch
+    from transformers import AutoConfig
+
+    fields = dict(OLMOE)
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    with torch.inference_mode():
+        assert count_config(config) == count_model(OLMOE)
 
 
 def test_a_second_call_reads_what_the_first_one_counted(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

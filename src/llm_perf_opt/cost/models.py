@@ -66,6 +66,7 @@ def _counted(fields: Mapping[str, Any]) -> CountedModel:
 
 def count_config(config: "PretrainedConfig") -> CountedModel:
     """Return the operators of the model that transformers builds from a configuration."""
+    import torch
     from transformers.utils import logging
 
     from llm_perf_opt.cost.counting import Program, count_steps, meta_model
@@ -76,8 +77,9 @@ def count_config(config: "PretrainedConfig") -> CountedModel:
         raise ConfigError(f"'{name}' has an encoder and a decoder; only models that are a decoder are counted.")
     logging.set_verbosity_error()  # it warns of kernels that are not installed, of which none would run
     try:
-        program = Program(meta_model(config))
-        return model_of(name, program, count_steps(program))
+        with torch.inference_mode(False):  # a run is in it, and then views reach the recorder as other operators
+            program = Program(meta_model(config))
+            return model_of(name, program, count_steps(program))
     except LlmPerfError as error:
         raise ConfigError(f"'{name}' cannot be counted: {error.fact}", error.remedy) from error
     except Exception as error:  # the model's own code, which may reject its configuration in any way
