@@ -70,16 +70,17 @@ def timings_record(session: Session, measured: Measured, meter: RequestMeter) ->
 def _with_operators(session: Session) -> ModelFacts:
     """Return the facts of the model, with its operators if it has no formulas: they are counted on a copy without memory."""
     facts, model = _counted(session), session.model
-    if model is None or session.ranks is not None or session.workload.vision is not None:
+    whole: Any = getattr(model, "config", None)  # a runner's module may be no model of transformers
+    if not hasattr(whole, "get_text_config") or session.ranks is not None or session.workload.vision is not None:
         return facts
-    config = model.config.get_text_config(decoder=True)
+    config = whole.get_text_config(decoder=True)
     if has_formulas(facts.architecture) or has_formulas(config.to_dict()):
         return facts
     try:
         counted = count_config(copy.deepcopy(config))
     except ConfigError as error:
         return replace(facts, counted=error.fact)
-    if config is model.config and counted.params != facts.parameters:
+    if config is whole and counted.params != facts.parameters:
         counts = f"{counted.params:,} parameters, not {facts.parameters:,}"
         return replace(facts, counted=f"the model that transformers builds from this configuration has {counts}")
     return replace(facts, counted=counted.to_json())
