@@ -1,6 +1,7 @@
 """Configurations that are counted, and those that are rejected."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ def test_a_state_does_not_grow_with_the_context() -> None:
     near, far = (step_cost(model, Step(1, 1, cached)) for cached in (10, 100_000))
     assert near == far
     assert {part.name for part in near.components} >= {"recurrent", "state", "lm_head"}
+
+
+def test_what_is_assumed_is_said() -> None:
+    own = {"model_type": "falcon", **SMALL, "num_kv_heads": 2, "alibi": True}
+    assert any("causal" in caveat for caveat in architecture_described(own).caveats)
+    assert architecture_described(OLMOE).caveats == ()
+    guessed = replace(count_model(OLMOE), guessed=("nonzero",), unknown={"aten::lstm": 2})
+    first, second = guessed.caveats()
+    assert "aten::lstm" in first
+    assert "nonzero" in second
 
 
 def test_inference_mode_changes_nothing() -> None:

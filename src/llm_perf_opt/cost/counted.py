@@ -97,6 +97,17 @@ class CountedModel:
         """Yield every distinct operator and how often it is there."""
         return ((operator, times * operator.count) for part, times in self.parts() for operator in part)
 
+    def caveats(self) -> Iterator[str]:
+        """Yield what the figures leave out or assume, one sentence each."""
+        if self.unknown:
+            yield f"FLOPs of these operators are not included, as they have no formula: {', '.join(sorted(self.unknown))}."
+        if self.guessed:
+            names = ", ".join(self.guessed)
+            yield f"The result of these operators depends on data; they are counted as if routing were balanced: {names}."
+        attention = [operator for operator, _ in self.operators() if operator.component == "attention_core"]
+        if any(operator.kind == "other" or not operator.causal for operator in attention):
+            yield "The model does not say whether its attention is causal, so it is counted in full."
+
     @property
     def active_params(self) -> int:
         """All parameters except those of experts that a token does not use."""

@@ -33,6 +33,7 @@ def cost_document(cost: ModelCost) -> Document:
         _stage("prefill", f"prefill: batch {cost.batch} × {cost.prompt} tokens, logits for the last", cost.prefill),
         _stage("decode", f"decode: one step, batch {cost.batch} on {cost.context} cached tokens", cost.decode),
         Paragraph(_ABOUT_COST),
+        *(Paragraph(caveat) for caveat in architecture.caveats),
     ]
     rows = architecture.position_rows
     if rows and max(cost.prompt, cost.context + 1) > rows:

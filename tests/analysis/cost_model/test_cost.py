@@ -309,6 +309,7 @@ def test_json_has_the_promised_shape() -> None:
         "kv_dtype": "bf16",
         "mla": None,
         "logits": "last",
+        "caveats": [],
     }
 
 

@@ -222,6 +222,11 @@ class Architecture:
         return MappingProxyType(Counter(self.layers))
 
     @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the figures leave out or assume beyond what all of them do, one sentence each."""
+        return ()
+
+    @property
     def depth(self) -> int:
         """The number of layers."""
         return len(self.layers)

@@ -199,6 +199,7 @@ class ModelCost:
                 "kv_dtype": self.formats.kv,
                 "mla": str(self.formats.mla) if self.architecture.has_latent_attention else None,
                 "logits": "last",
+                "caveats": list(self.architecture.caveats),
             },
         }
         if self.images is not None:

@@ -33,6 +33,11 @@ class CountedArchitecture(Architecture):
         )  # fmt: skip
 
     @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the figures leave out or assume beyond what all of them do, one sentence each."""
+        return tuple(self.model.caveats())
+
+    @property
     def depth(self) -> int:
         """The number of layers."""
         return len(self.model.layers)

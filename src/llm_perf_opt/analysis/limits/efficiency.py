@@ -222,6 +222,7 @@ def efficiency(
     name = architecture.model_type if work.vision is None else architecture.part_of or architecture.model_type
     how = "counted from the operators of its model" if timings.model.counted else "computed from its configuration"
     notes = [f"Bytes and FLOPs of {name} are {how}, with weights and cache in {formats.weights}{_quantized_words(formats)}."]
+    notes += architecture.caveats
     if devices > 1:
         notes.append(shared_words(devices))
     if architecture.has_latent_attention:
