@@ -60,6 +60,32 @@ def test_what_is_assumed_is_said() -> None:
     assert "nonzero" in second
 
 
+def test_layers_that_only_look_equal_are_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layers of Llama skip their MLP here, which no module or setting shows."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    config = LlamaConfig(**{**SMALL, "num_hidden_layers": 6})
+    whole = count_config(config)
+    forward = LlamaMLP.forward
+
+    def skipping(self: Any, hidden: Any) -> Any:
+        return forward(self, hidden) if self.layer_depth < 4 else hidden
+
+    made = LlamaMLP.__init__
+
+    def numbered(self: Any, config: Any) -> None:
+        made(self, config)
+        self.layer_depth = numbered.made  # type: ignore[attr-defined]
+        numbered.made += 1  # type: ignore[attr-defined]
+
+    numbered.made = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(LlamaMLP, "__init__", numbered)
+    monkeypatch.setattr(LlamaMLP, "forward", skipping)
+    found = count_config(config)
+    assert [len(found.kinds[kind]) for kind in found.layers] == [len(whole.kinds[0])] * 4 + [len(whole.kinds[0]) - 3] * 2
+
+
 def test_inference_mode_changes_nothing() -> None:
     import torch
     from transformers import AutoConfig

@@ -13,7 +13,6 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.cost.forms import Sequences
@@ -62,6 +61,8 @@ class Program:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.caches: Caches = "own"
+        self.trusts = True
+        """Whether layers that look equal are taken to be equal."""
         self.follow()
 
     def follow(self) -> None:
@@ -82,8 +83,11 @@ class Program:
         self._layer_of: Callable[[torch.Tensor], int | None] = lambda value: None
         self._written: dict[int, int] = {}
         """The layer that wrote a cached tensor, by storage."""
-        self.same_as = _repeated([module for _, module in self.layers])
+        groups = _equal([module for _, module in self.layers]) if self.trusts else []
+        self.same_as = {number: members[0] for members in groups for number in members[1:-1]}
         """Layers that need not run, and the equal one that does."""
+        self.ends = [(members[0], members[-1]) for members in groups]
+        """The first and the last of equal layers, which both run: they must have the same operators."""
 
     @property
     def where(self) -> Where:
@@ -145,7 +149,7 @@ class Program:
         return step, kept
 
     def _counted(self, sequences: Sequences, tokens: int, run: Callable[[torch.Tensor], Any]) -> tuple[Counted, Any]:
-        step = Counted(sequences, tokens=tokens)
+        step = Counted(sequences)
         recorder = Recorder(self, step)
         _active.append(recorder)
         try:
@@ -202,12 +206,12 @@ def _settings(module: Any) -> list[Any]:
     return found
 
 
-def _repeated(layers: Sequence[Any]) -> dict[int, int]:
-    """Return the layers that are equal to an earlier one, except the last of each kind, which is a check."""
+def _equal(layers: Sequence[Any]) -> list[list[int]]:
+    """Return the numbers of layers that look equal, where they are several."""
     groups: dict[str, list[int]] = defaultdict(list)
     for number, layer in enumerate(layers):
         groups[repr(_settings(layer))].append(number)
-    return {number: members[0] for members in groups.values() if len(members) >= _LEAST_REPEATED for number in members[1:-1]}
+    return [members for members in groups.values() if len(members) >= _LEAST_REPEATED]
 
 
 def _keeper(outputs: dict[int, Any], number: int) -> Callable[..., None]:
@@ -219,9 +223,7 @@ def _keeper(outputs: dict[int, Any], number: int) -> Callable[..., None]:
 
 def _stand_in(outputs: dict[int, Any], other: int, forward: Callable[..., Any]) -> Callable[..., Any]:
     def same(*args: Any, **kwargs: Any) -> Any:
-        if other not in outputs:
-            return forward(*args, **kwargs)
-        return tree_map_only(torch.Tensor, lambda value: value, outputs[other])
+        return outputs[other] if other in outputs else forward(*args, **kwargs)
 
     return same
 

@@ -15,7 +15,7 @@ from llm_perf_opt.cost.counted import CountedModel
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Of the files in the cache: raised when what is counted changes."""
 _LARGEST_FILE = 16 << 20
 
@@ -70,7 +70,7 @@ def count_config(config: "PretrainedConfig") -> CountedModel:
     from transformers.utils import logging
 
     from llm_perf_opt.cost.counting import Program, count_steps, meta_model
-    from llm_perf_opt.cost.structure import model_of
+    from llm_perf_opt.cost.structure import UnequalLayersError, model_of
 
     name, level = str(config.model_type), logging.get_verbosity()
     if getattr(config, "is_encoder_decoder", False):
@@ -79,7 +79,12 @@ def count_config(config: "PretrainedConfig") -> CountedModel:
     try:
         with torch.inference_mode(False):  # a run is in it, and then views reach the recorder as other operators
             program = Program(meta_model(config))
-            return model_of(name, program, count_steps(program))
+            try:
+                return model_of(name, program, count_steps(program))
+            except UnequalLayersError:  # it depends on more than its modules and their settings: run every layer
+                program.trusts = False
+                program.follow()
+                return model_of(name, program, count_steps(program))
     except LlmPerfError as error:
         raise ConfigError(f"'{name}' cannot be counted: {error.fact}", error.remedy) from error
     except Exception as error:  # the model's own code, which may reject its configuration in any way

@@ -26,7 +26,6 @@ class Site:
 
     kind: str
     flops: int = 0
-    calls: int = 0
     rows: int = 0
     read: int = 0
     shape: tuple[int, ...] = ()
@@ -51,8 +50,6 @@ class Counted:
     """Operators whose result depends on data, and was taken to be balanced."""
     softmax: set[Where] = field(default_factory=set)
     """Modules that compute attention themselves."""
-    received_cache: set[Where] = field(default_factory=set)
-    tokens: int = 0
 
 
 class Followed(Protocol):
@@ -92,9 +89,7 @@ class Recorder(TorchDispatchMode):
     def site(self, kind: str, key: str) -> Site:
         """Return the record of this kind at the module that runs now."""
         sites = self.counted.sites
-        found = sites.setdefault((self._model.where, f"{kind} {key}"), Site(kind, order=len(sites)))
-        found.calls += 1
-        return found
+        return sites.setdefault((self._model.where, f"{kind} {key}"), Site(kind, order=len(sites)))
 
     def _parameter(self, value: Any) -> str | None:
         if not isinstance(value, torch.Tensor):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _OUTSIDE = -1
 
 
+class UnequalLayersError(LlmPerfError):
+    """The first and the last of layers that look equal do not do the same."""
+
+
 @dataclass(frozen=True)
 class _Entry:
     """One module with one parameter, over all counted steps."""
@@ -29,7 +33,7 @@ class _Entry:
     where: "Where"
     key: str
     name: str
-    """The parameter, or what the sites of its kind are told apart by."""
+    """The parameter; without one, the operator or the number of the call."""
     points: tuple[tuple[Sequences, "Site | None"], ...]
 
     @property
@@ -59,6 +63,8 @@ def model_of(model_type: str, program: "Program", steps: Sequence["Counted"]) ->
     for number, inside in by_layer.items():
         part = _Part(program, number, inside, steps, last_layer)
         found[number] = _merged(part.operators())
+    if any(found.get(first) != found.get(last) for first, last in program.ends):
+        raise UnequalLayersError("Layers that look equal have different operators.")
     for number, other in program.same_as.items():
         found.setdefault(number, found.get(other, ()))
     kinds: dict[tuple[Operator, ...], int] = {}
